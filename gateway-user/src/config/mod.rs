@@ -1,0 +1,181 @@
+//! The configuration: one `InferenceGatewayConfig`, from a file or from Kubernetes.
+//!
+//! The types here are the one source of the schema. The names, bounds and defaults of the managed product's
+//! fields are kept; ours stand beside them and are all optional.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// The whole configuration with every default filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Where clients connect. Default: one listener, `0.0.0.0:8080`, http.
+    pub listeners: Vec<Listener>,
+    /// Where operators connect: `/metrics`, `/healthz`, `/readyz`, `/status`. Default `127.0.0.1:9901`.
+    pub admin: SocketAddr,
+    /// What the kernel may do.
+    pub kernel: Kernel,
+    /// How long, how much, how often.
+    pub limits: Limits,
+    /// The pools, one for each base model.
+    pub schedulers: Vec<Scheduler>,
+    /// Worker threads; 0 is one for each core.
+    pub workers: usize,
+}
+
+/// One address that clients connect to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listener {
+    /// Its name in logs and metrics.
+    pub name: String,
+    /// The address to bind; `0.0.0.0` by default, `::` takes IPv4 as well.
+    pub address: IpAddr,
+    /// The port to bind; 8080 by default.
+    pub port: u16,
+    /// Further addresses and ports that are served without being bound: sk_lookup steers them here.
+    pub virtual_addresses: Vec<VirtualAddress>,
+}
+
+/// Addresses that only steering serves, such as a service's virtual address.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct VirtualAddress {
+    /// First address of the block.
+    pub address: IpAddr,
+    /// Leading bits that must match: 32 or 128 is one address.
+    pub prefix: u8,
+    /// The port.
+    pub port: u16,
+}
+
+/// What the kernel may do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kernel {
+    /// Whether sk_lookup steers connections to the workers.
+    pub steering: Steering,
+    /// How much the kernel programs say in the log.
+    pub log: KernelLog,
+}
+
+/// Whether sk_lookup steers connections to the workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Steering {
+    /// Wherever it works; else ordinary listeners, with one line in the log.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// How much the kernel programs say in the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum KernelLog {
+    /// Nothing; the logging code is removed when the programs are loaded.
+    #[default]
+    Off,
+    /// What went wrong.
+    Warn,
+    /// Every decision.
+    Debug,
+}
+
+/// How long, how much, how often.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Client connections at once, all listeners together. Default 65,536.
+    pub max_connections: usize,
+    /// Longest request head, in bytes. Default 64 KiB.
+    pub max_head_bytes: usize,
+    /// Longest request body, in bytes (`bbr.maxRequestBodyBytes`). Default 64 MiB.
+    pub max_body_bytes: usize,
+    /// Memory for request bodies of all connections together, in bytes. Default 1 GiB.
+    pub max_buffered_bytes: usize,
+    /// From a connection's first byte (or its accept) to the end of a request's head. Default 10 s.
+    pub header_timeout: Duration,
+    /// Longest pause within a request's body. Default 30 s.
+    pub body_timeout: Duration,
+    /// How long a connection may wait between requests. Default 300 s.
+    pub idle_timeout: Duration,
+    /// For the TCP connection to a pod. Default 2 s.
+    pub connect_timeout: Duration,
+    /// From the request to the first byte of a pod's answer; long, as a long prefill is silent. Default 30 min.
+    pub first_byte_timeout: Duration,
+    /// Longest silence within a pod's answer. Default 5 min.
+    pub stream_idle_timeout: Duration,
+    /// How many pods are tried for one request. Default 3.
+    pub max_attempts: u32,
+    /// How long streams may go on after SIGTERM. Default 30 s.
+    pub drain_timeout: Duration,
+}
+
+/// One pool: the pods that serve one base model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scheduler {
+    /// The pool's name.
+    pub name: String,
+    /// The base model, as clients name it.
+    pub model_name: String,
+    /// Other names for the base model.
+    pub aliases: Vec<String>,
+    /// Names of LoRA adapters served behind this model.
+    pub lora_adapters: Vec<String>,
+    /// What each scorer counts for.
+    pub weights: Weights,
+    /// When a pod takes no more requests.
+    pub saturation: Saturation,
+    /// The pods.
+    pub pods: Vec<Pod>,
+    /// Where their metrics are read.
+    pub metrics: MetricsSource,
+}
+
+/// What each scorer counts for in a pod's score; 0 leaves it out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Weights {
+    /// Waiting queue. Default 2.
+    pub queue: u32,
+    /// KV cache in use. Default 2.
+    pub kv_cache: u32,
+    /// Requests running in the engine. Default 1.
+    pub running_requests: u32,
+    /// Requests that this gateway has in flight there. Default 2.
+    pub active_request: u32,
+    /// The request's adapter is resident there. Default 4.
+    pub lora_affinity: u32,
+}
+
+/// When a pod takes no more requests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Saturation {
+    /// Requests waiting in the engine. Default 128.
+    pub queue_depth: u32,
+    /// KV cache in use, 0..1. Default 1 (never by KV alone).
+    pub kv_cache: f32,
+    /// Requests that this gateway has in flight there. Default 1024.
+    pub in_flight: u32,
+}
+
+/// One model server endpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pod {
+    /// Its name in logs, metrics and status; `ip:port` by default.
+    pub name: String,
+    /// Where requests go.
+    pub address: SocketAddr,
+    /// The GPU, as a label for people.
+    pub gpu: Option<String>,
+}
+
+/// Where pods' metrics are read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MetricsSource {
+    /// The port; the pod's own by default.
+    pub port: Option<u16>,
+    /// The path. Default `/metrics`.
+    pub path: String,
+    /// Pause between scrapes of a busy pod. Default 50 ms.
+    pub busy_interval: Duration,
+    /// Pause between scrapes of an idle pod. Default 1 s.
+    pub idle_interval: Duration,
+    /// Signals older than this are unknown. Default 3 s.
+    pub stale_after: Duration,
+}

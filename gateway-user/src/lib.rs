@@ -1,0 +1,3 @@
+//! The Sluice daemon.
+pub mod config;
+pub mod schedule;

@@ -1,0 +1,2 @@
+//! A simulated model server.
+fn main() {}
