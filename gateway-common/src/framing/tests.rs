@@ -89,6 +89,7 @@ fn bodies_that_end() {
         (Framing::length(5), "helloHTTP/1.1", "hello", 5),
         (chunked, "0\r\n\r\nHTTP", "", 5),
         (chunked, "5\r\nhello\r\n0\r\n\r\nHTTP", "hello", 15),
+        (chunked, "A\r\n0123456789\r\n0\r\n\r\n", "0123456789", 20),
         (chunked, "2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n", "hello", 20),
         (chunked, "1\r\n\r\r\n1\r\n\n\r\n0\r\n\r\n", "\r\n", 17),
         (chunked, "0000000000000005\r\nhello\r\n0\r\n\r\n", "hello", 30),
