@@ -1,0 +1,223 @@
+//! Which pods may be given a request at all, and which of them come first.
+//!
+//! A pod with fresh signals comes before one without, however idle the latter may be. Within that,
+//! a request for an adapter goes to pods where it is resident while any of those takes requests:
+//! elsewhere it costs a load, or fails with 404 where adapters are not loaded on demand, and no
+//! amount of queue or KV cache outweighs that. So this is an order here and not a matter of
+//! weights, which score pods of the same tier only. A `loraAffinity` weight of 0 turns it off.
+
+use super::{AdapterFit, Candidate, NoPod, PodView, Profile, Signals};
+
+/// Where a pod stands for one request; the first tier with a pod in it gives the candidates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tier {
+    /// Its signals are fresh, and the request's adapter is resident there (or none is needed).
+    Fresh,
+    /// Its signals are fresh, but the request's adapter is elsewhere.
+    FreshElsewhere,
+    /// Its load is unknown; the request's adapter is resident there (or none is needed).
+    Unknown,
+    /// Its load is unknown, and the request's adapter is elsewhere.
+    UnknownElsewhere,
+    /// It takes no more requests for now.
+    Saturated,
+    /// This request has been tried there.
+    Tried,
+    /// It is not ready.
+    NotReady,
+}
+
+/// Where one pod stands.
+pub fn tier(pod: &PodView, profile: &Profile) -> Tier {
+    if !pod.ready {
+        return Tier::NotReady;
+    }
+    if pod.tried {
+        return Tier::Tried;
+    }
+    let limits = &profile.saturation;
+    if pod.in_flight >= limits.in_flight {
+        return Tier::Saturated;
+    }
+    let elsewhere = pod.adapter == AdapterFit::Absent && profile.weights.lora_affinity > 0;
+    let Some(signals) = believed(pod, profile) else {
+        return if elsewhere { Tier::UnknownElsewhere } else { Tier::Unknown };
+    };
+    let queue_full = signals.waiting.is_some_and(|waiting| waiting >= limits.queue_depth);
+    // A full cache alone is no reason to refuse unless asked for: engines preempt and queue, and
+    // show that there.
+    let kv_full = limits.kv_cache < 1.0
+        && signals.kv_usage.is_some_and(|kv_usage| kv_usage >= limits.kv_cache);
+    if queue_full || kv_full {
+        return Tier::Saturated;
+    }
+    if elsewhere { Tier::FreshElsewhere } else { Tier::Fresh }
+}
+
+/// Fills `candidates` with the pods of the best tier.
+///
+/// # Errors
+/// [`NoPod`] when no pod may be given the request.
+pub(super) fn candidates(
+    pods: &[PodView],
+    profile: &Profile,
+    candidates: &mut Vec<Candidate>,
+) -> Result<(), NoPod> {
+    candidates.clear();
+    let mut best = Tier::NotReady;
+    for (index, pod) in pods.iter().enumerate() {
+        let tier = tier(pod, profile);
+        if tier > best || tier >= Tier::Saturated {
+            best = best.min(tier);
+            continue;
+        }
+        if tier < best {
+            best = tier;
+            candidates.clear();
+        }
+        let signals = believed(pod, profile).unwrap_or_default();
+        candidates.push(Candidate {
+            index,
+            in_flight: pod.in_flight,
+            kv_usage: signals.kv_usage,
+            waiting: signals.waiting,
+            running: signals.running,
+            adapters: signals.adapter_slots.zip(signals.adapters_active),
+            adapter: pod.adapter,
+        });
+    }
+    match best {
+        Tier::NotReady => Err(NoPod::Empty),
+        Tier::Tried => Err(NoPod::Exhausted),
+        Tier::Saturated => Err(NoPod::Saturated),
+        _ => Ok(()),
+    }
+}
+
+/// What may be believed of a pod's signals: nothing when they are stale, and of a KV usage only a
+/// share.
+///
+/// A page that was fetched but told nothing of the load (an error page, an engine without metrics)
+/// is as good as none.
+fn believed(pod: &PodView, profile: &Profile) -> Option<Signals> {
+    if pod.age? > profile.stale_after {
+        return None;
+    }
+    let kv_usage = pod.signals.kv_usage.filter(|usage| usage.is_finite() && *usage >= 0.0);
+    let signals = Signals { kv_usage: kv_usage.map(|usage| usage.min(1.0)), ..pod.signals };
+    let told = signals.kv_usage.is_some() || signals.waiting.is_some() || signals.running.is_some();
+    told.then_some(signals)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::schedule::tests::{idle, profile};
+
+    #[test]
+    fn each_pod_has_its_tier() {
+        let busy = |waiting| Signals { waiting: Some(waiting), ..idle().signals };
+        let kv = |usage| Signals { kv_usage: Some(usage), ..Signals::default() };
+        let table = [
+            ("idle", idle(), Tier::Fresh),
+            ("not ready", PodView { ready: false, ..idle() }, Tier::NotReady),
+            (
+                "not ready and tried",
+                PodView { ready: false, tried: true, ..idle() },
+                Tier::NotReady,
+            ),
+            ("tried", PodView { tried: true, ..idle() }, Tier::Tried),
+            ("just fresh", PodView { age: Some(Duration::from_secs(3)), ..idle() }, Tier::Fresh),
+            ("stale", PodView { age: Some(Duration::from_millis(3001)), ..idle() }, Tier::Unknown),
+            ("never scraped", PodView { age: None, ..idle() }, Tier::Unknown),
+            ("said nothing", PodView { signals: Signals::default(), ..idle() }, Tier::Unknown),
+            ("NaN", PodView { signals: kv(f32::NAN), ..idle() }, Tier::Unknown),
+            ("infinite", PodView { signals: kv(f32::INFINITY), ..idle() }, Tier::Unknown),
+            ("negative", PodView { signals: kv(-1.0), ..idle() }, Tier::Unknown),
+            ("KV only", PodView { signals: kv(0.1), ..idle() }, Tier::Fresh),
+            ("KV full", PodView { signals: kv(1.0), ..idle() }, Tier::Fresh),
+            ("queue nearly full", PodView { signals: busy(127), ..idle() }, Tier::Fresh),
+            ("queue full", PodView { signals: busy(128), ..idle() }, Tier::Saturated),
+            ("our own", PodView { in_flight: 1024, ..idle() }, Tier::Saturated),
+            ("our own, unknown", PodView { in_flight: 1024, age: None, ..idle() }, Tier::Saturated),
+            (
+                "stale queue",
+                PodView { signals: busy(128), age: Some(Duration::from_secs(9)), ..idle() },
+                Tier::Unknown,
+            ),
+            ("adapter there", PodView { adapter: AdapterFit::Active, ..idle() }, Tier::Fresh),
+            ("adapter loaded", PodView { adapter: AdapterFit::Loaded, ..idle() }, Tier::Fresh),
+            (
+                "adapter absent",
+                PodView { adapter: AdapterFit::Absent, ..idle() },
+                Tier::FreshElsewhere,
+            ),
+            (
+                "adapter absent, unknown",
+                PodView { adapter: AdapterFit::Absent, age: None, ..idle() },
+                Tier::UnknownElsewhere,
+            ),
+        ];
+        for (name, pod, expected) in table {
+            assert_eq!(tier(&pod, &profile()), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_kv_limit_below_one_saturates() {
+        let mut profile = profile();
+        profile.saturation.kv_cache = 0.8;
+        for (usage, expected) in
+            [(0.79, Tier::Fresh), (0.8, Tier::Saturated), (7.0, Tier::Saturated)]
+        {
+            let signals = Signals { kv_usage: Some(usage), ..Signals::default() };
+            assert_eq!(tier(&PodView { signals, ..idle() }, &profile), expected, "{usage}");
+        }
+    }
+
+    #[test]
+    fn only_the_best_tier_is_kept() {
+        let unknown = PodView { age: None, ..idle() };
+        let saturated = PodView { in_flight: 5000, ..idle() };
+        let tried = PodView { tried: true, ..idle() };
+        let gone = PodView { ready: false, ..idle() };
+        let elsewhere = PodView { adapter: AdapterFit::Absent, ..idle() };
+        let table = [
+            ("no pods", vec![], Err(NoPod::Empty)),
+            ("none ready", vec![gone, gone], Err(NoPod::Empty)),
+            ("all ready ones tried", vec![tried, gone], Err(NoPod::Exhausted)),
+            ("all saturated", vec![saturated, gone, saturated], Err(NoPod::Saturated)),
+            ("tried or saturated", vec![saturated, tried], Err(NoPod::Saturated)),
+            ("fresh before unknown", vec![unknown, idle(), gone, idle()], Ok(vec![1, 3])),
+            ("unknown before refusing", vec![saturated, unknown, tried], Ok(vec![1])),
+            ("resident first", vec![elsewhere, idle(), elsewhere], Ok(vec![1])),
+            ("fresh elsewhere before unknown", vec![unknown, elsewhere, saturated], Ok(vec![1])),
+        ];
+        let mut found = Vec::new();
+        for (name, pods, expected) in table {
+            let outcome = candidates(&pods, &profile(), &mut found);
+            let places: Vec<usize> = found.iter().map(|candidate| candidate.index).collect();
+            assert_eq!(outcome.map(|()| places), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn without_its_weight_residency_does_not_order() {
+        let mut profile = profile();
+        profile.weights.lora_affinity = 0;
+        let pod = PodView { adapter: AdapterFit::Absent, ..idle() };
+        assert_eq!(tier(&pod, &profile), Tier::Fresh);
+    }
+
+    #[test]
+    fn stale_signals_do_not_reach_the_scorers() {
+        let stale = PodView { age: Some(Duration::from_secs(60)), in_flight: 3, ..idle() };
+        let mut found = Vec::new();
+        candidates(&[stale], &profile(), &mut found).unwrap();
+        let candidate = found[0];
+        assert_eq!((candidate.kv_usage, candidate.waiting, candidate.running), (None, None, None));
+        assert_eq!(candidate.in_flight, 3);
+    }
+}
