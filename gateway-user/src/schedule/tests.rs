@@ -178,6 +178,25 @@ fn explain_names_every_pod_and_agrees_with_pick() {
 }
 
 #[test]
+fn a_warm_pick_does_not_allocate() {
+    let mut scratch = Scratch::default();
+    let mut rng = fastrand::Rng::with_seed(1);
+    let pods = [idle(); 64];
+    let mut memory = || {
+        pick(&pods, &profile(), &mut rng, &mut scratch).unwrap();
+        let Scratch { candidates, totals, column } = &scratch;
+        (
+            (candidates.as_ptr(), totals.as_ptr(), column.as_ptr()),
+            (candidates.capacity(), totals.capacity(), column.capacity()),
+        )
+    };
+    let warm = memory();
+    for _ in 0..100 {
+        assert_eq!(memory(), warm);
+    }
+}
+
+#[test]
 fn a_smaller_pool_after_a_larger_leaves_nothing_behind() {
     let mut scratch = Scratch::default();
     let mut rng = fastrand::Rng::with_seed(1);
