@@ -6,7 +6,7 @@
 //! amount of queue or KV cache outweighs that. So this is an order here and not a matter of
 //! weights, which score pods of the same tier only. A `loraAffinity` weight of 0 turns it off.
 
-use super::{AdapterFit, Candidate, NoPod, PodView, Profile, Signals};
+use super::{AdapterFit, Candidate, NoPod, PodView, Profile};
 
 /// Where a pod stands for one request; the first tier with a pod in it gives the candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,7 +40,7 @@ pub fn tier(pod: &PodView, profile: &Profile) -> Tier {
         return Tier::Saturated;
     }
     let elsewhere = pod.adapter == AdapterFit::Absent && profile.weights.lora_affinity > 0;
-    let Some(signals) = believed(pod, profile) else {
+    let Some(signals) = pod.believed(profile.stale_after) else {
         return if elsewhere { Tier::UnknownElsewhere } else { Tier::Unknown };
     };
     let queue_full = signals.waiting.is_some_and(|waiting| waiting >= limits.queue_depth);
@@ -75,7 +75,7 @@ pub(super) fn candidates(
             best = tier;
             candidates.clear();
         }
-        let signals = believed(pod, profile).unwrap_or_default();
+        let signals = pod.believed(profile.stale_after).unwrap_or_default();
         candidates.push(Candidate {
             index,
             in_flight: pod.in_flight,
@@ -94,26 +94,12 @@ pub(super) fn candidates(
     }
 }
 
-/// What may be believed of a pod's signals: nothing when they are stale, and of a KV usage only a
-/// share.
-///
-/// A page that was fetched but told nothing of the load (an error page, an engine without metrics)
-/// is as good as none.
-fn believed(pod: &PodView, profile: &Profile) -> Option<Signals> {
-    if pod.age? > profile.stale_after {
-        return None;
-    }
-    let kv_usage = pod.signals.kv_usage.filter(|usage| usage.is_finite() && *usage >= 0.0);
-    let signals = Signals { kv_usage: kv_usage.map(|usage| usage.min(1.0)), ..pod.signals };
-    let told = signals.kv_usage.is_some() || signals.waiting.is_some() || signals.running.is_some();
-    told.then_some(signals)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::schedule::Signals;
     use crate::schedule::tests::{idle, profile};
 
     #[test]

@@ -69,6 +69,24 @@ pub struct PodView {
     pub adapter: AdapterFit,
 }
 
+impl PodView {
+    /// What may be believed of its signals: nothing when they are older than `stale_after`, and of a
+    /// KV usage only what is a share.
+    ///
+    /// A page that was fetched but told nothing of the load (an error page, an engine without
+    /// metrics) is as good as none.
+    pub fn believed(&self, stale_after: Duration) -> Option<Signals> {
+        if self.age? > stale_after {
+            return None;
+        }
+        let kv_usage = self.signals.kv_usage.filter(|usage| usage.is_finite() && *usage >= 0.0);
+        let signals = Signals { kv_usage: kv_usage.map(|usage| usage.min(1.0)), ..self.signals };
+        let told =
+            signals.kv_usage.is_some() || signals.waiting.is_some() || signals.running.is_some();
+        told.then_some(signals)
+    }
+}
+
 /// How a pool schedules.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
