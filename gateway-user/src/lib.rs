@@ -1,3 +1,4 @@
 //! The Sluice daemon.
 pub mod config;
+pub mod metrics;
 pub mod schedule;

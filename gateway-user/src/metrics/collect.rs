@@ -1,0 +1,250 @@
+//! Writes every metric when it is scraped: counters from their handles, pods from a view taken
+//! then.
+//!
+//! One collector and no families, so that a pool that leaves the configuration takes its series
+//! with it, and the order of the exposition is the same each time.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Debug, Formatter};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabel, EncodeLabelSet, EncodeMetric, LabelSetEncoder, MetricEncoder,
+};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+use super::descriptor::{self as metric, Descriptor};
+use super::labels::{ByLabel, Label};
+use super::{GatewayMetrics, PoolMetrics, Shared};
+use crate::schedule::{PodView, Signals};
+
+/// One pod as it is now.
+#[derive(Clone, Debug)]
+pub struct PodSample {
+    /// Its pool's name.
+    pub pool: Arc<str>,
+    /// Its name.
+    pub pod: Arc<str>,
+    /// What the scheduler sees of it.
+    pub view: PodView,
+    /// Signals older than this are unknown, and so left out.
+    pub stale_after: Duration,
+}
+
+/// All that a scrape reads.
+pub(super) struct Exposition {
+    pub(super) shared: Arc<Shared>,
+    pub(super) pods: Box<dyn Fn() -> Vec<PodSample> + Send + Sync>,
+}
+
+impl Debug for Exposition {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Exposition").field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
+
+impl Collector for Exposition {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut writer = Writer(&mut encoder);
+        let pods = (self.pods)();
+        pod_level(&mut writer, &pods)?;
+        pool_level(&mut writer, &self.shared.pools.read())?;
+        gateway_level(&mut writer, &self.shared.gateway, mean_kv(&pods))?;
+        steering_and_flow(&mut writer, &self.shared)?;
+        let build = &self.shared.build;
+        writer
+            .family(&metric::BUILD)?
+            .add(&[build.version, build.revision], &ConstGauge::new(1_u32))
+    }
+}
+
+fn pod_level(writer: &mut Writer<'_, '_>, pods: &[PodSample]) -> fmt::Result {
+    writer.pods(&metric::POD_KV, pods, |pod| pod.signals().kv_usage)?;
+    writer.pods(&metric::POD_WAITING, pods, |pod| pod.signals().waiting)?;
+    writer.pods(&metric::POD_RUNNING, pods, |pod| pod.signals().running)?;
+    writer.pods(&metric::POD_IN_FLIGHT, pods, |pod| Some(pod.view.in_flight))?;
+    writer.pods(&metric::POD_ADAPTERS, pods, |pod| pod.signals().adapters_active)?;
+    writer.pods(&metric::POD_AGE, pods, |pod| pod.view.age.map(|age| age.as_secs_f64()))?;
+    writer.pods(&metric::POD_READY, pods, |pod| Some(u32::from(pod.view.ready)))
+}
+
+fn pool_level(
+    writer: &mut Writer<'_, '_>,
+    pools: &BTreeMap<Arc<str>, Arc<PoolMetrics>>,
+) -> fmt::Result {
+    writer.each_by(&metric::POOL_REQUESTS, pools, |pool| &pool.requests)?;
+    let mut family = writer.family(&metric::POOL_MODEL_REQUESTS)?;
+    for (name, pool) in pools {
+        for (model, counter) in &*pool.models.read() {
+            family.add(&[name, model], counter)?;
+        }
+        family.add(&[name, OTHER_MODELS], &pool.other_models)?;
+    }
+    writer.each_by(&metric::POOL_REJECTED, pools, |pool| &pool.rejected)?;
+    writer.each(&metric::POOL_RETRIES, pools, |pool| &pool.retries)?;
+    writer.each(&metric::POOL_DURATION, pools, |pool| &pool.duration)?;
+    writer.each(&metric::POOL_TTFT, pools, |pool| &pool.ttft)?;
+    writer.each(&metric::POOL_TPOT, pools, |pool| &pool.tpot)?;
+    writer.each(&metric::POOL_PROMPT_TOKENS, pools, |pool| &pool.prompt_tokens)?;
+    writer.each(&metric::POOL_GENERATION_TOKENS, pools, |pool| &pool.generation_tokens)?;
+    writer.each(&metric::POOL_REQUEST_PROMPT_TOKENS, pools, |pool| &pool.request_prompt_tokens)?;
+    writer.each(&metric::POOL_REQUEST_GENERATION_TOKENS, pools, |pool| {
+        &pool.request_generation_tokens
+    })?;
+    writer.each_by(&metric::POOL_SCRAPE_FAILURES, pools, |pool| &pool.scrape_failures)
+}
+
+fn gateway_level(
+    writer: &mut Writer<'_, '_>,
+    gateway: &GatewayMetrics,
+    mean_kv: Option<f64>,
+) -> fmt::Result {
+    writer.one(&metric::GATEWAY_KV, mean_kv.map(ConstGauge::new).as_ref())?;
+    let errors = gateway.error_ratio().map(ConstGauge::new);
+    writer.one(&metric::GATEWAY_ERRORS, errors.as_ref())?;
+    writer.one(&metric::GATEWAY_CONNECTIONS, Some(&gateway.client_connections))?;
+    writer.one(&metric::GATEWAY_BUFFERED, Some(&gateway.buffered_body_bytes))?;
+    writer.one(&metric::GATEWAY_OVERHEAD, Some(&gateway.overhead))?;
+    writer.family(&metric::GATEWAY_REFUSED)?.add_each(None, &gateway.refused)?;
+    writer.family(&metric::GATEWAY_CHANGES)?.add_each(None, &gateway.changes)
+}
+
+fn steering_and_flow(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {
+    let gateway = &shared.gateway;
+    let mut family = writer.family(&metric::STEERING_CONNECTIONS)?;
+    for (name, listener) in &*shared.listeners.read() {
+        family.add_each(Some(name), &listener.connections)?;
+    }
+    writer.one(&metric::STEERING_DROPPED, Some(&gateway.steering_dropped))?;
+    writer.one(&metric::STEERING_ON, Some(&gateway.steering_enabled))?;
+    let mut family = writer.family(&metric::FLOW_RESPONSES)?;
+    for (path, reasons) in gateway.responses.iter() {
+        family.add_each(Some(path.as_str()), reasons)?;
+    }
+    Ok(())
+}
+
+/// Over the pods whose usage is known; `None` without any.
+fn mean_kv(pods: &[PodSample]) -> Option<f64> {
+    let known = pods.iter().filter_map(|pod| pod.signals().kv_usage);
+    let (sum, count) =
+        known.fold((0.0, 0_u32), |(sum, count), usage| (sum + f64::from(usage), count + 1));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+impl PodSample {
+    fn signals(&self) -> Signals {
+        self.view.believed(self.stale_after).unwrap_or_default()
+    }
+}
+
+/// Writes metrics one after the other.
+struct Writer<'a, 'e>(&'a mut DescriptorEncoder<'e>);
+
+impl Writer<'_, '_> {
+    fn describe(
+        &mut self,
+        descriptor: &'static Descriptor,
+    ) -> Result<MetricEncoder<'_>, fmt::Error> {
+        self.0.encode_descriptor(descriptor.name, descriptor.help, None, descriptor.kind)
+    }
+
+    fn family(&mut self, descriptor: &'static Descriptor) -> Result<Family<'_>, fmt::Error> {
+        Ok(Family { encoder: self.describe(descriptor)?, labels: descriptor.labels })
+    }
+
+    /// A metric without labels; the name alone when its value is unknown.
+    fn one(
+        &mut self,
+        descriptor: &'static Descriptor,
+        metric: Option<&impl EncodeMetric>,
+    ) -> fmt::Result {
+        let encoder = self.describe(descriptor)?;
+        metric.map_or(Ok(()), |metric| metric.encode(encoder))
+    }
+
+    /// A gauge of each pod that has a value.
+    fn pods<V: Into<f64>>(
+        &mut self,
+        descriptor: &'static Descriptor,
+        pods: &[PodSample],
+        value: impl Fn(&PodSample) -> Option<V>,
+    ) -> fmt::Result {
+        let mut family = self.family(descriptor)?;
+        for pod in pods {
+            if let Some(value) = value(pod) {
+                family.add(&[&pod.pool, &pod.pod], &ConstGauge::new(value.into()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A metric of each pool.
+    fn each<M: EncodeMetric>(
+        &mut self,
+        descriptor: &'static Descriptor,
+        pools: &BTreeMap<Arc<str>, Arc<PoolMetrics>>,
+        metric: impl Fn(&PoolMetrics) -> &M,
+    ) -> fmt::Result {
+        let mut family = self.family(descriptor)?;
+        pools.iter().try_for_each(|(name, pool)| family.add(&[name], metric(pool)))
+    }
+
+    /// Counters of each pool, one for each value of a label.
+    fn each_by<L: Label>(
+        &mut self,
+        descriptor: &'static Descriptor,
+        pools: &BTreeMap<Arc<str>, Arc<PoolMetrics>>,
+        counters: impl Fn(&PoolMetrics) -> &ByLabel<L, Counter>,
+    ) -> fmt::Result {
+        let mut family = self.family(descriptor)?;
+        pools.iter().try_for_each(|(name, pool)| family.add_each(Some(name), counters(pool)))
+    }
+}
+
+/// Writes the series of one metric.
+struct Family<'a> {
+    encoder: MetricEncoder<'a>,
+    labels: &'static [&'static str],
+}
+
+impl Family<'_> {
+    fn add(&mut self, values: &[&str], metric: &impl EncodeMetric) -> fmt::Result {
+        let series = Series { labels: self.labels, values };
+        metric.encode(self.encoder.encode_family(&series)?)
+    }
+
+    /// One series for each value of the last label.
+    fn add_each<L: Label>(
+        &mut self,
+        first: Option<&str>,
+        counters: &ByLabel<L, Counter>,
+    ) -> fmt::Result {
+        counters.iter().try_for_each(|(label, counter)| match first {
+            Some(first) => self.add(&[first, label.as_str()], counter),
+            None => self.add(&[label.as_str()], counter),
+        })
+    }
+}
+
+/// The labels of one series.
+struct Series<'a> {
+    labels: &'static [&'static str],
+    values: &'a [&'a str],
+}
+
+impl EncodeLabelSet for Series<'_> {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+        debug_assert_eq!(self.labels.len(), self.values.len(), "a value for each label");
+        self.labels
+            .iter()
+            .zip(self.values)
+            .try_for_each(|(&label, &value)| (label, value).encode(encoder.encode_label()))
+    }
+}
+
+/// In place of a model that the configuration does not name.
+const OTHER_MODELS: &str = "other";

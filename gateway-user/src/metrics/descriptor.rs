@@ -1,0 +1,150 @@
+//! Every metric, declared once: name, type, labels, and the doc comment that is its HELP text.
+//!
+//! Unknown is absent and never 0: a pod whose KV usage is not known has no such sample.
+
+use prometheus_client::metrics::MetricType;
+
+/// What a metric is.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor {
+    /// Without the `sluice_` in front and, for counters, the `_total` behind.
+    pub(super) name: &'static str,
+    /// One sentence without its full stop.
+    pub help: &'static str,
+    pub(super) kind: MetricType,
+    /// In the order of their values.
+    pub labels: &'static [&'static str],
+}
+
+impl Descriptor {
+    /// As queries name it.
+    pub fn name(&self) -> String {
+        let suffix = if self.kind == MetricType::Counter { "_total" } else { "" };
+        format!("{PREFIX}_{}{suffix}", self.name)
+    }
+
+    /// Its type, as docs name it.
+    pub fn kind(&self) -> &'static str {
+        match self.kind {
+            MetricType::Counter => "counter",
+            MetricType::Gauge => "gauge",
+            MetricType::Histogram => "histogram",
+            MetricType::Info | MetricType::Unknown => "unknown",
+        }
+    }
+}
+
+/// In front of every name.
+pub(super) const PREFIX: &str = "sluice";
+
+macro_rules! describe {
+    ($(
+        #[doc = $help:literal]
+        $constant:ident: $kind:ident $name:literal [$($label:literal),*];
+    )+) => {
+        $(
+            #[doc = $help]
+            pub(super) const $constant: Descriptor = Descriptor {
+                name: $name,
+                help: sentence($help),
+                kind: MetricType::$kind,
+                labels: &[$($label),*],
+            };
+        )+
+
+        /// Every metric, in the order of the exposition and of the docs.
+        pub const ALL: &[Descriptor] = &[$($constant),+];
+    };
+}
+
+describe! {
+    /// Share of the pod's KV cache in use, 0 to 1; of several engines, the fullest.
+    POD_KV: Gauge "pod_kv_cache_usage_ratio" ["pool", "pod"];
+    /// Requests that wait in the pod's engine.
+    POD_WAITING: Gauge "pod_requests_waiting" ["pool", "pod"];
+    /// Requests that the pod's engine runs.
+    POD_RUNNING: Gauge "pod_requests_running" ["pool", "pod"];
+    /// Requests that this gateway has in flight at the pod.
+    POD_IN_FLIGHT: Gauge "pod_requests_in_flight" ["pool", "pod"];
+    /// LoRA adapters with live requests at the pod.
+    POD_ADAPTERS: Gauge "pod_adapters_active" ["pool", "pod"];
+    /// Time since the pod last told its load.
+    POD_AGE: Gauge "pod_signal_age_seconds" ["pool", "pod"];
+    /// 1 while the pod may be given requests, else 0.
+    POD_READY: Gauge "pod_ready" ["pool", "pod"];
+
+    /// Requests finished, by how they ended.
+    POOL_REQUESTS: Counter "pool_requests" ["pool", "outcome"];
+    /// Requests that named this model; "other" is any name that is not configured.
+    POOL_MODEL_REQUESTS: Counter "pool_model_requests" ["pool", "model"];
+    /// Requests that the pool sent away, by why.
+    POOL_REJECTED: Counter "pool_rejected" ["pool", "reason"];
+    /// Further pods tried after one failed.
+    POOL_RETRIES: Counter "pool_retries" ["pool"];
+    /// From the request's first byte to the answer's last, of requests that ended well.
+    POOL_DURATION: Histogram "pool_request_duration_seconds" ["pool"];
+    /// From the request's first byte to the first token (TTFT).
+    POOL_TTFT: Histogram "pool_time_to_first_token_seconds" ["pool"];
+    /// From the first token to the last, for each token after the first (TPOT).
+    POOL_TPOT: Histogram "pool_time_per_output_token_seconds" ["pool"];
+    /// Prompt tokens, as pods counted them.
+    POOL_PROMPT_TOKENS: Counter "pool_prompt_tokens" ["pool"];
+    /// Tokens generated, as pods counted them.
+    POOL_GENERATION_TOKENS: Counter "pool_generation_tokens" ["pool"];
+    /// Prompt tokens of one request.
+    POOL_REQUEST_PROMPT_TOKENS: Histogram "pool_request_prompt_tokens" ["pool"];
+    /// Tokens generated for one request.
+    POOL_REQUEST_GENERATION_TOKENS: Histogram "pool_request_generation_tokens" ["pool"];
+    /// Scrapes of pods' metrics that told nothing, by why.
+    POOL_SCRAPE_FAILURES: Counter "pool_scrape_failures" ["pool", "reason"];
+
+    /// Mean share of KV cache in use over the pods that tell it, 0 to 1.
+    GATEWAY_KV: Gauge "gateway_kv_cache_usage_ratio" [];
+    /// Share of the last minute's requests that a pod or the gateway failed, 0 to 1.
+    GATEWAY_ERRORS: Gauge "gateway_error_ratio" [];
+    /// Open client connections.
+    GATEWAY_CONNECTIONS: Gauge "gateway_client_connections" [];
+    /// Request bodies held in memory.
+    GATEWAY_BUFFERED: Gauge "gateway_buffered_body_bytes" [];
+    /// Time that the gateway itself added to one request.
+    GATEWAY_OVERHEAD: Histogram "gateway_overhead_seconds" [];
+    /// Requests refused before they came to a pool, by why.
+    GATEWAY_REFUSED: Counter "gateway_refused" ["reason"];
+    /// Changes of the configuration, by what became of them.
+    GATEWAY_CHANGES: Counter "gateway_config_changes" ["result"];
+
+    /// Client connections, by how they came to a worker.
+    STEERING_CONNECTIONS: Counter "steering_connections" ["listener", "path"];
+    /// Connections that the kernel program dropped for want of a listener to give them to.
+    STEERING_DROPPED: Counter "steering_dropped" [];
+    /// 1 while the kernel steers connections, else 0.
+    STEERING_ON: Gauge "steering_enabled" [];
+
+    /// Answers, by what carried the body and why that.
+    FLOW_RESPONSES: Counter "flow_responses" ["path", "reason"];
+
+    /// Always 1; its labels say what is running.
+    BUILD: Gauge "build_info" ["version", "revision"];
+}
+
+/// A doc comment's text as prometheus-client wants it, which adds the full stop itself.
+const fn sentence(doc: &'static str) -> &'static str {
+    let (_, text) = doc.split_at(1);
+    text.split_at(text.len() - 1).0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_help_is_a_sentence() {
+        let names: BTreeSet<String> = ALL.iter().map(Descriptor::name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for metric in ALL {
+            assert!(!metric.help.starts_with(' ') && !metric.help.ends_with('.'), "{metric:?}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The handles that belong to no pool.
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use tokio::time::Instant;
+
+use super::labels::{Arrival, ByLabel, Change, Outcome, Path, PathReason, Refusal};
+use super::pool::count;
+use super::record::Record;
+use super::window::Window;
+
+/// What is counted of the gateway as a whole.
+#[derive(Debug)]
+pub struct GatewayMetrics {
+    /// Open client connections: add at accept, take away at close.
+    pub client_connections: Gauge,
+    /// Bytes of request bodies in memory.
+    pub buffered_body_bytes: Gauge,
+    /// 1 while the kernel steers connections.
+    pub steering_enabled: Gauge,
+    /// Connections that the kernel program dropped.
+    pub steering_dropped: Counter,
+    pub(super) overhead: Histogram,
+    pub(super) refused: ByLabel<Refusal, Counter>,
+    pub(super) changes: ByLabel<Change, Counter>,
+    pub(super) responses: ByLabel<Path, ByLabel<PathReason, Counter>>,
+    recent: Mutex<Window>,
+    start: Instant,
+}
+
+impl GatewayMetrics {
+    pub(super) fn new() -> Self {
+        Self {
+            client_connections: Gauge::default(),
+            buffered_body_bytes: Gauge::default(),
+            steering_enabled: Gauge::default(),
+            steering_dropped: Counter::default(),
+            overhead: Histogram::new(OVERHEAD),
+            refused: ByLabel::default(),
+            changes: ByLabel::default(),
+            responses: ByLabel::default(),
+            recent: Mutex::default(),
+            start: Instant::now(),
+        }
+    }
+
+    /// Counts a request that was refused before it came to a pool.
+    pub fn refused(&self, reason: Refusal) {
+        count(self.refused.get(reason));
+    }
+
+    /// Counts a change of the configuration.
+    pub fn config_changed(&self, change: Change) {
+        count(self.changes.get(change));
+    }
+
+    /// Its part of a finished request.
+    pub(super) fn finished(&self, record: &Record) {
+        if let Some((path, reason)) = record.flow {
+            count(self.responses.get(path).and_then(|reasons| reasons.get(reason)));
+        }
+        if let Some(overhead) = record.overhead {
+            self.overhead.observe(overhead.as_secs_f64());
+        }
+        let failed = matches!(
+            record.outcome,
+            Outcome::PodError | Outcome::Aborted | Outcome::Rejected | Outcome::TimedOut
+        );
+        self.recent.lock().count(self.start.elapsed(), failed);
+    }
+
+    /// The share of failures in the last minute; `None` without requests.
+    pub(super) fn error_ratio(&self) -> Option<f64> {
+        self.recent.lock().ratio(self.start.elapsed())
+    }
+}
+
+/// What is counted of one listener.
+#[derive(Debug, Default)]
+pub struct ListenerMetrics {
+    pub(super) connections: ByLabel<Arrival, Counter>,
+}
+
+impl ListenerMetrics {
+    /// Counts a connection.
+    pub fn accepted(&self, arrival: Arrival) {
+        count(self.connections.get(arrival));
+    }
+}
+
+/// Seconds. What a gateway may add: from 10 us, and far enough to see a stall.
+const OVERHEAD: [f64; 16] = [
+    0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_3, 0.000_5, 0.001, 0.002, 0.005, 0.01,
+    0.02, 0.05, 0.1, 0.5, 1.0,
+];

@@ -1,0 +1,129 @@
+//! One pool's handles: resolved once, so that a finished request touches atomics and histograms and
+//! no map.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::histogram::Histogram;
+
+use super::gateway::GatewayMetrics;
+use super::labels::{ByLabel, Outcome, Rejection, ScrapeFailure};
+use super::record::Record;
+
+/// What is counted of one pool.
+#[derive(Debug)]
+pub struct PoolMetrics {
+    gateway: Arc<GatewayMetrics>,
+    pub(super) requests: ByLabel<Outcome, Counter>,
+    pub(super) models: RwLock<BTreeMap<Box<str>, Counter>>,
+    pub(super) other_models: Counter,
+    pub(super) rejected: ByLabel<Rejection, Counter>,
+    pub(super) retries: Counter,
+    pub(super) duration: Histogram,
+    pub(super) ttft: Histogram,
+    pub(super) tpot: Histogram,
+    pub(super) prompt_tokens: Counter,
+    pub(super) generation_tokens: Counter,
+    pub(super) request_prompt_tokens: Histogram,
+    pub(super) request_generation_tokens: Histogram,
+    pub(super) scrape_failures: ByLabel<ScrapeFailure, Counter>,
+}
+
+impl PoolMetrics {
+    pub(super) fn new(gateway: Arc<GatewayMetrics>) -> Self {
+        Self {
+            gateway,
+            requests: ByLabel::default(),
+            models: RwLock::default(),
+            other_models: Counter::default(),
+            rejected: ByLabel::default(),
+            retries: Counter::default(),
+            duration: Histogram::new(DURATION),
+            ttft: Histogram::new(TTFT),
+            tpot: Histogram::new(TPOT),
+            prompt_tokens: Counter::default(),
+            generation_tokens: Counter::default(),
+            request_prompt_tokens: Histogram::new(powers_of_two(3, 20)),
+            request_generation_tokens: Histogram::new(powers_of_two(0, 17)),
+            scrape_failures: ByLabel::default(),
+        }
+    }
+
+    /// Takes the names that clients may use: model, aliases, adapters. Counts of names that stay
+    /// are kept.
+    pub fn set_models<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        let mut models = self.models.write();
+        *models = names
+            .into_iter()
+            .map(|name| (name.into(), models.get(name).cloned().unwrap_or_default()))
+            .collect();
+    }
+
+    /// Counts a request by the model that it named.
+    pub fn requested(&self, model: &str) {
+        self.models.read().get(model).unwrap_or(&self.other_models).inc();
+    }
+
+    /// Counts a request once it has ended.
+    pub fn finished(&self, record: &Record) {
+        count(self.requests.get(record.outcome));
+        if let Some(reason) = record.rejection {
+            count(self.rejected.get(reason));
+        }
+        self.retries.inc_by(u64::from(record.retries));
+        if record.outcome == Outcome::Ok {
+            self.duration.observe(record.duration.as_secs_f64());
+        }
+        if let Some(ttft) = record.ttft {
+            self.ttft.observe(ttft.as_secs_f64());
+        }
+        if let Some(tpot) = record.tpot() {
+            self.tpot.observe(tpot.as_secs_f64());
+        }
+        if let Some(tokens) = record.prompt_tokens {
+            self.prompt_tokens.inc_by(tokens);
+            self.request_prompt_tokens.observe(tokens as f64);
+        }
+        if let Some(tokens) = record.completion_tokens {
+            self.generation_tokens.inc_by(tokens);
+            self.request_generation_tokens.observe(tokens as f64);
+        }
+        self.gateway.finished(record);
+    }
+
+    /// Counts a scrape of one of its pods that told nothing.
+    pub fn scrape_failed(&self, reason: ScrapeFailure) {
+        count(self.scrape_failures.get(reason));
+    }
+}
+
+/// Adds one to a cell that is always there.
+pub(super) fn count(cell: Option<&Counter>) {
+    if let Some(counter) = cell {
+        counter.inc();
+    }
+}
+
+/// Bounds 2^first to 2^last.
+fn powers_of_two(first: u32, last: u32) -> impl Iterator<Item = f64> {
+    (first..=last).map(|power| f64::from(power).exp2())
+}
+
+/// Seconds. From an embedding to a long run of a reasoning model.
+const DURATION: [f64; 24] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0,
+    30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0,
+];
+/// Seconds. Fine where people notice (below 1 s), long enough for a queue and a prefill of a
+/// million tokens.
+const TTFT: [f64; 24] = [
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0,
+    5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0,
+];
+/// Seconds. 1 ms is 1,000 tokens a second; above 100 ms people read faster than that.
+const TPOT: [f64; 20] = [
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,
+    0.2, 0.3, 0.5, 1.0, 2.5, 10.0,
+];
