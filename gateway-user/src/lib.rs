@@ -1,4 +1,5 @@
 //! The Sluice daemon.
 pub mod config;
 pub mod metrics;
+pub mod request;
 pub mod schedule;

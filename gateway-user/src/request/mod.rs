@@ -1,0 +1,5 @@
+//! What a request asks for: read from its head and its body, which is forwarded as it came.
+//!
+//! - [`scan`]: model, stream flag, prompt and priority of a JSON body, in one pass without a DOM.
+
+pub mod scan;

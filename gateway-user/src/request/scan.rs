@@ -1,0 +1,451 @@
+//! One streaming pass over a JSON request body that picks out what routing needs.
+//!
+//! Bodies carry base64 images and long chats, tens of MB of them, and `model` may stand behind all that. A DOM
+//! would hold the body twice and cost more than everything else that the gateway does. So the scanner is fed
+//! the pieces as they arrive, checks the whole of RFC 8259's grammar, and keeps nothing but a few numbers
+//! and a bounded copy of the model's name, which is known as soon as it has passed
+//! ([`Scanner::model_so_far`]).
+//!
+//! It must read a body as the model servers do, else a client could have one model authorised and another
+//! one served: names are compared after their escapes are resolved, and a second `model` is refused
+//! rather than guessed about. Of other fields that come twice the last one counts, as in Python.
+//!
+//! Where it differs from serde_json, as it does not look at what it does not need: text other than the
+//! model's name may be invalid UTF-8 or have lone surrogates, and numbers may be out of every range.
+//! Nesting is bounded by [`MAX_DEPTH`].
+//!
+//! It never changes a byte, and says nothing about a `model` that is missing: some routes have a default.
+
+mod fault;
+mod number;
+mod text;
+
+use std::ops::Range;
+
+pub use fault::Fault;
+use number::Number;
+use text::Text;
+
+/// What a body asks for.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Fields {
+    /// `model`, not empty and at most [`MAX_MODEL`] bytes.
+    pub model: Option<Box<str>>,
+    /// `stream` is `true`; any other value, also `"true"`, is not streaming.
+    pub stream: bool,
+    /// `stream_options.include_usage`, when it is `true` or `false`.
+    pub include_usage: Option<bool>,
+    /// Where in the body, in bytes, the value of `messages`, `prompt` or `input` stands; of the last of them.
+    pub prompt: Option<Range<u64>>,
+    /// The most tokens to generate: `max_completion_tokens`, else `max_output_tokens`, else `max_tokens`,
+    /// when it is a whole number.
+    pub max_tokens: Option<u64>,
+    /// `priority`, when it is a whole number; lower is earlier.
+    pub priority: Option<i64>,
+}
+
+/// The state between two pieces of a body.
+#[derive(Clone, Debug)]
+pub struct Scanner {
+    /// Bytes of the body ahead of the current piece.
+    base: u64,
+    state: State,
+    depth: u32,
+    /// The open containers, innermost in the lowest bit: 1 is an object, 0 an array.
+    objects: u128,
+    /// The field whose value comes or is being read; of values further in, [`Slot::Other`].
+    slot: Slot,
+    /// Within the top-level `stream_options` object.
+    options: bool,
+    /// The string being read is a name.
+    name: bool,
+    text: Text,
+    number: Number,
+    /// The word being read, and how many of its bytes have been seen.
+    word: (Word, usize),
+    /// Where the prompt's value began, while it is being read.
+    prompt_start: Option<u64>,
+    /// `max_tokens`, `max_output_tokens`, `max_completion_tokens`.
+    max_tokens: [Option<u64>; 3],
+    found: Fields,
+    fault: Option<Fault>,
+}
+
+impl Scanner {
+    /// A scanner for one body.
+    pub fn new() -> Self {
+        Self {
+            base: 0,
+            state: State::Start,
+            depth: 0,
+            objects: 0,
+            slot: Slot::Other,
+            options: false,
+            name: false,
+            text: Text::default(),
+            number: Number::default(),
+            word: (Word::Null, 0),
+            prompt_start: None,
+            max_tokens: [None; 3],
+            found: Fields::default(),
+            fault: None,
+        }
+    }
+
+    /// Takes the next piece of the body, of any size.
+    ///
+    /// # Errors
+    /// The first [`Fault`] of the body; every later call gives it again.
+    pub fn feed(&mut self, piece: &[u8]) -> Result<(), Fault> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
+        let result = self.scan(piece);
+        self.fault = result.err();
+        self.base = self.base.saturating_add(piece.len() as u64);
+        result
+    }
+
+    /// The model's name, once it has passed. Final unless a later [`Scanner::feed`] or
+    /// [`Scanner::finish`] finds a fault.
+    pub fn model_so_far(&self) -> Option<&str> {
+        self.found.model.as_deref()
+    }
+
+    /// The body has ended: gives what it holds.
+    ///
+    /// # Errors
+    /// The body's [`Fault`], also that it ended too early.
+    pub fn finish(self) -> Result<Fields, Fault> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
+        let what = match self.state {
+            State::End => {
+                let [plain, output, completion] = self.max_tokens;
+                return Ok(Fields { max_tokens: completion.or(output).or(plain), ..self.found });
+            }
+            State::Start => "the body is empty",
+            State::Text | State::Escape | State::Hex => "the body ends within a string",
+            _ => "the body ends before its last `}`",
+        };
+        Err(Fault::NotJson { offset: self.base, what })
+    }
+
+    fn scan(&mut self, piece: &[u8]) -> Result<(), Fault> {
+        let mut at = 0;
+        while let Some(&byte) = piece.get(at) {
+            match self.state {
+                State::Text => {
+                    let rest = piece.get(at..).unwrap_or_default();
+                    at += self.text.run(rest);
+                    match piece.get(at) {
+                        None => break,
+                        Some(b'"') => self.end_text(at)?,
+                        Some(b'\\') => self.state = State::Escape,
+                        Some(_) => {
+                            return self.not_json(at, "control character within a string");
+                        }
+                    }
+                }
+                State::Escape => match self.text.escape(byte) {
+                    Some(true) => self.state = State::Hex,
+                    Some(false) => self.state = State::Text,
+                    None => return self.not_json(at, "unknown escape in a string"),
+                },
+                State::Hex => match self.text.hex(byte) {
+                    Some(true) => {}
+                    Some(false) => self.state = State::Text,
+                    None => return self.not_json(at, "`\\u` needs four hex digits"),
+                },
+                State::Number => {
+                    let rest = piece.get(at..).unwrap_or_default();
+                    at += self.number.run(rest);
+                    if at < piece.len() {
+                        self.end_number(at)?;
+                    }
+                    // What ended the number is not part of it.
+                    continue;
+                }
+                State::Word => self.word(at, byte)?,
+                _ if matches!(byte, b' ' | b'\n' | b'\r' | b'\t') => {}
+                State::Value => {
+                    if byte.is_ascii_digit() && self.objects & 1 == 0 {
+                        let list = number::list(piece.get(at..).unwrap_or_default());
+                        if list > 0 {
+                            at += list;
+                            continue;
+                        }
+                    }
+                    self.begin_value(at, byte)?;
+                }
+                State::After => match (byte, self.objects & 1) {
+                    (b',', 0) => self.state = State::Value,
+                    (b',', _) => self.state = State::Name,
+                    (b']', 0) | (b'}', 1) => self.close(at),
+                    (_, 0) => return self.not_json(at, "expected `,` or `]`"),
+                    _ => return self.not_json(at, "expected `,` or `}`"),
+                },
+                State::Name | State::NameOrEnd if byte == b'"' => {
+                    let matters = self.depth == 1 || (self.depth == 2 && self.options);
+                    self.begin_text(true, if matters { LONGEST_NAME } else { 0 });
+                }
+                State::NameOrEnd if byte == b'}' => self.close(at),
+                State::Name | State::NameOrEnd => {
+                    return self.not_json(at, "expected a name in double quotes");
+                }
+                State::Colon if byte == b':' => self.state = State::Value,
+                State::Colon => return self.not_json(at, "expected `:` behind a name"),
+                State::ValueOrEnd if byte == b']' => self.close(at),
+                State::ValueOrEnd => self.begin_value(at, byte)?,
+                State::Start => self.start(at, byte)?,
+                State::End => return self.not_json(at, "data behind the JSON object"),
+            }
+            at += 1;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, at: usize, byte: u8) -> Result<(), Fault> {
+        match byte {
+            b'{' => self.open(at, true),
+            0xef | 0xfe | 0xff => self.not_json(
+                at,
+                "the body starts with a byte order mark or is not UTF-8; send UTF-8 without a mark",
+            ),
+            b'[' | b'"' | b'-' | b'0'..=b'9' | b't' | b'f' | b'n' => Err(Fault::NotObject),
+            _ => self.not_json(at, "expected `{`"),
+        }
+    }
+
+    fn begin_value(&mut self, at: usize, byte: u8) -> Result<(), Fault> {
+        if self.slot != Slot::Other {
+            self.begin_field(at, byte)?;
+        }
+        match byte {
+            b'"' => {
+                let keep = if self.slot == Slot::Model { MAX_MODEL } else { 0 };
+                self.begin_text(false, keep);
+            }
+            b'-' | b'0'..=b'9' => {
+                let keep = matches!(self.slot, Slot::MaxTokens(_) | Slot::Priority);
+                self.number = Number::new(byte, keep);
+                self.state = State::Number;
+            }
+            b'{' => return self.open(at, true),
+            b'[' => return self.open(at, false),
+            b't' => self.begin_word(Word::True),
+            b'f' => self.begin_word(Word::False),
+            b'n' => self.begin_word(Word::Null),
+            _ => return self.not_json(at, "expected a value"),
+        }
+        Ok(())
+    }
+
+    /// Forgets what an earlier field of the same name said: the last one counts.
+    fn begin_field(&mut self, at: usize, byte: u8) -> Result<(), Fault> {
+        match self.slot {
+            Slot::Model if !matches!(byte, b'"' | b'n') => return Err(Fault::ModelNotString),
+            Slot::Stream => self.found.stream = false,
+            Slot::StreamOptions | Slot::IncludeUsage => self.found.include_usage = None,
+            Slot::Prompt => self.prompt_start = Some(self.offset(at)),
+            Slot::MaxTokens(name) => self.keep_max_tokens(name, None),
+            Slot::Priority => self.found.priority = None,
+            Slot::Model | Slot::Other => {}
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, at: usize, object: bool) -> Result<(), Fault> {
+        if self.depth == MAX_DEPTH {
+            return Err(Fault::TooDeep { offset: self.offset(at) });
+        }
+        if self.slot == Slot::StreamOptions {
+            self.options = true;
+        }
+        self.slot = Slot::Other;
+        self.depth += 1;
+        self.objects = (self.objects << 1) | u128::from(object);
+        self.state = if object { State::NameOrEnd } else { State::ValueOrEnd };
+        Ok(())
+    }
+
+    fn close(&mut self, at: usize) {
+        self.depth = self.depth.saturating_sub(1);
+        self.objects >>= 1;
+        self.end_value(at + 1);
+    }
+
+    /// `end` is the first byte behind the value.
+    fn end_value(&mut self, end: usize) {
+        self.slot = Slot::Other;
+        self.state = if self.depth == 0 { State::End } else { State::After };
+        if self.depth == 1 {
+            self.options = false;
+            if let Some(start) = self.prompt_start.take() {
+                self.found.prompt = Some(start..self.offset(end));
+            }
+        }
+    }
+
+    fn begin_text(&mut self, name: bool, keep: usize) {
+        self.name = name;
+        self.text.begin(keep);
+        self.state = State::Text;
+    }
+
+    fn end_text(&mut self, at: usize) -> Result<(), Fault> {
+        if self.name {
+            self.slot = self.text.kept().map_or(Slot::Other, |name| slot(name, self.options));
+            self.state = State::Colon;
+            return match (self.slot, &self.found.model) {
+                (Slot::Model, Some(_)) => Err(Fault::ModelTwice),
+                _ => Ok(()),
+            };
+        }
+        if self.slot == Slot::Model {
+            self.found.model = Some(self.text.model()?);
+        }
+        self.end_value(at + 1);
+        Ok(())
+    }
+
+    fn end_number(&mut self, at: usize) -> Result<(), Fault> {
+        if !self.number.is_whole() {
+            return self.not_json(at, "malformed number");
+        }
+        match self.slot {
+            Slot::MaxTokens(name) => self.keep_max_tokens(name, self.number.unsigned()),
+            Slot::Priority => self.found.priority = self.number.signed(),
+            _ => {}
+        }
+        self.end_value(at);
+        Ok(())
+    }
+
+    fn begin_word(&mut self, word: Word) {
+        self.word = (word, 1);
+        self.state = State::Word;
+    }
+
+    fn word(&mut self, at: usize, byte: u8) -> Result<(), Fault> {
+        let (word, seen) = self.word;
+        let bytes = word.bytes();
+        if bytes.get(seen) != Some(&byte) {
+            return self.not_json(at, "expected true, false or null");
+        }
+        self.word = (word, seen + 1);
+        if seen + 1 < bytes.len() {
+            return Ok(());
+        }
+        match (self.slot, word) {
+            // Only null gets here, see begin_field.
+            (Slot::Model, _) => return Err(Fault::ModelNull),
+            (Slot::Stream, word) => self.found.stream = word == Word::True,
+            (Slot::IncludeUsage, Word::True) => self.found.include_usage = Some(true),
+            (Slot::IncludeUsage, Word::False) => self.found.include_usage = Some(false),
+            _ => {}
+        }
+        self.end_value(at + 1);
+        Ok(())
+    }
+
+    fn keep_max_tokens(&mut self, name: usize, tokens: Option<u64>) {
+        if let Some(place) = self.max_tokens.get_mut(name) {
+            *place = tokens;
+        }
+    }
+
+    fn offset(&self, at: usize) -> u64 {
+        self.base.saturating_add(at as u64)
+    }
+
+    #[cold]
+    fn not_json(&self, at: usize, what: &'static str) -> Result<(), Fault> {
+        Err(Fault::NotJson { offset: self.offset(at), what })
+    }
+}
+
+impl Default for Scanner {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What may come next.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum State {
+    Start,
+    NameOrEnd,
+    Name,
+    Colon,
+    Value,
+    ValueOrEnd,
+    After,
+    Text,
+    Escape,
+    Hex,
+    Number,
+    Word,
+    End,
+}
+
+/// A field that matters.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Slot {
+    IncludeUsage,
+    /// With its place in [`Scanner::max_tokens`].
+    MaxTokens(usize),
+    Model,
+    Other,
+    Priority,
+    Prompt,
+    Stream,
+    StreamOptions,
+}
+
+fn slot(name: &[u8], options: bool) -> Slot {
+    match (options, name) {
+        (true, b"include_usage") => Slot::IncludeUsage,
+        (true, _) => Slot::Other,
+        (false, b"input" | b"messages" | b"prompt") => Slot::Prompt,
+        (false, b"max_tokens") => Slot::MaxTokens(0),
+        (false, b"max_output_tokens") => Slot::MaxTokens(1),
+        (false, b"max_completion_tokens") => Slot::MaxTokens(2),
+        (false, b"model") => Slot::Model,
+        (false, b"priority") => Slot::Priority,
+        (false, b"stream") => Slot::Stream,
+        (false, b"stream_options") => Slot::StreamOptions,
+        (false, _) => Slot::Other,
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Word {
+    False,
+    Null,
+    True,
+}
+
+impl Word {
+    fn bytes(self) -> &'static [u8] {
+        match self {
+            Self::False => b"false",
+            Self::Null => b"null",
+            Self::True => b"true",
+        }
+    }
+}
+
+/// Deepest nesting of arrays and objects. Real requests nest tool schemas about 20 deep; the model servers'
+/// own parsers give up at 200 or more.
+pub const MAX_DEPTH: u32 = u128::BITS;
+
+/// Longest model name in bytes, escapes resolved. Names are at times paths.
+pub const MAX_MODEL: usize = 1024;
+
+/// The longest of the names in [`slot`].
+const LONGEST_NAME: usize = "max_completion_tokens".len();
+
+#[cfg(test)]
+mod tests;
