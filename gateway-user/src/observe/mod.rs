@@ -1,0 +1,3 @@
+//! What the pods say about themselves.
+
+pub mod exposition;
