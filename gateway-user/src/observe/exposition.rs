@@ -248,17 +248,21 @@ mod tests {
 
     const ALL: &[&str] = &[""];
 
-    fn all(body: &str) -> (Vec<(&str, Vec<(String, String)>, f64)>, u32) {
+    /// A sample, every label unescaped.
+    #[derive(Debug, PartialEq)]
+    struct Plain<'a>(&'a str, Vec<(String, String)>, f64);
+
+    fn all(body: &str) -> (Vec<Plain<'_>>, u32) {
         let mut samples = Samples::new(body.as_bytes(), ALL);
+        let plain = |sample: Sample<'_>| {
+            sample
+                .labels()
+                .map(|label| (unescape(label.name).into(), unescape(label.raw).into()))
+                .collect()
+        };
         let found = samples
             .by_ref()
-            .map(|sample| {
-                let labels = sample
-                    .labels()
-                    .map(|label| (unescape(label.name).into(), unescape(label.raw).into()))
-                    .collect();
-                (sample.name, labels, sample.value)
-            })
+            .map(|sample| Plain(sample.name, plain(sample), sample.value))
             .collect();
         (found, samples.unreadable())
     }
@@ -291,7 +295,7 @@ mod tests {
             let labels: Vec<(String, String)> =
                 labels.iter().map(|&(name, value)| (name.into(), value.into())).collect();
             let body = format!("{line}\n");
-            assert_eq!(all(&body), (vec![(name, labels, value)], 0), "{line:?}");
+            assert_eq!(all(&body), (vec![Plain(name, labels, value)], 0), "{line:?}");
         }
         let (nan, unreadable) = all("up NaN\n");
         assert!(nan[0].2.is_nan());
@@ -316,20 +320,20 @@ mod tests {
             "\u{0} 1",
         ] {
             let body = format!("{line}\nnext 2\n");
-            assert_eq!(all(&body), (vec![("next", vec![], 2.0)], 1), "{line:?}");
+            assert_eq!(all(&body), (vec![Plain("next", vec![], 2.0)], 1), "{line:?}");
         }
     }
 
     #[test]
     fn comments_and_blank_lines_are_no_samples() {
         let body = "# HELP up up 3\n# TYPE up gauge\n\n \t\n#up 2\nup 1\n# EOF\n";
-        assert_eq!(all(body), (vec![("up", vec![], 1.0)], 0));
+        assert_eq!(all(body), (vec![Plain("up", vec![], 1.0)], 0));
     }
 
     #[test]
     fn a_last_line_that_was_cut_off_is_unreadable() {
-        assert_eq!(all("up 1\nwaiting 1"), (vec![("up", vec![], 1.0)], 1));
-        assert_eq!(all("up 1\n# EOF"), (vec![("up", vec![], 1.0)], 0));
+        assert_eq!(all("up 1\nwaiting 1"), (vec![Plain("up", vec![], 1.0)], 1));
+        assert_eq!(all("up 1\n# EOF"), (vec![Plain("up", vec![], 1.0)], 0));
     }
 
     #[test]

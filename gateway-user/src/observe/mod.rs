@@ -1,3 +1,4 @@
 //! What the pods say about themselves.
 
+pub mod engines;
 pub mod exposition;
