@@ -1,1 +1,3 @@
 //! What the tests share.
+#[path = "../engine/mod.rs"]
+pub mod engine;

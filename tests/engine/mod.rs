@@ -1,0 +1,33 @@
+//! A simulated model server: speaks like vLLM, runs like a GPU, fails on command.
+//!
+//! Tests start it in process ([`Server::start`]), demos and benchmarks run the binary `engine`, and the
+//! simulator drives the pure part alone ([`model::Engine`] with a [`gpu::Gpu`]). It never talks to
+//! anything but its clients, and shares no code with the gateway.
+//!
+//! - [`model`], [`kv`], [`gpu`]: the engine; no clock, no IO.
+//! - [`api`], [`wire`], [`metrics`]: what goes over the wire; pure.
+//! - [`faults`], [`stats`]: what tests set and look at.
+//! - `pod`, `routes`, `conn`, `server`: clock, endpoints, sockets, threads.
+
+pub mod api;
+mod conn;
+pub mod faults;
+pub mod gpu;
+pub mod kv;
+pub mod metrics;
+pub mod model;
+mod options;
+mod pod;
+mod routes;
+mod server;
+pub mod stats;
+pub mod wire;
+
+pub use api::digest;
+pub use faults::{Faults, MetricsFault};
+pub use gpu::Gpu;
+pub use metrics::Style;
+pub use model::Limits;
+pub use options::Options;
+pub use server::Server;
+pub use stats::Stats;
