@@ -1,0 +1,111 @@
+//! The token of a benchmark: text that tells its place in the stream and when the pod wrote it.
+//!
+//! It stands as the `content` of an ordinary chat completion chunk, so a gateway sees nothing
+//! unusual; the load generator finds it without parsing JSON, and can tell a lost, repeated or
+//! late token from it.
+
+use std::fmt::Write;
+
+use memchr::memmem;
+use nix::time::{ClockId, clock_gettime};
+
+/// One token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Event {
+    /// Counts from 0 in each response.
+    pub seq: u64,
+    /// When the pod wrote it, by [`now_ns`].
+    pub sent_ns: u64,
+}
+
+impl Event {
+    /// Appends the token's text, always [`LEN`] bytes.
+    pub fn append(&self, text: &mut String) {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{MARK}{:08}@{:020};", self.seq % 100_000_000, self.sent_ns);
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?.strip_prefix(MARK)?.strip_suffix(';')?;
+        let (seq, sent_ns) = text.split_once('@')?;
+        Some(Self { seq: seq.parse().ok()?, sent_ns: sent_ns.parse().ok()? })
+    }
+}
+
+/// Finds the tokens in a byte stream that comes in pieces.
+#[derive(Debug, Default)]
+pub struct Scanner {
+    /// The end of the last piece, where a token may have begun.
+    tail: Vec<u8>,
+}
+
+impl Scanner {
+    /// Calls `found` for each token that this piece completes.
+    pub fn feed(&mut self, piece: &[u8], mut found: impl FnMut(Event)) {
+        self.tail.extend_from_slice(piece);
+        let mut rest: &[u8] = &self.tail;
+        while let Some(at) = memmem::find(rest, MARK.as_bytes()) {
+            rest = rest.get(at..).unwrap_or_default();
+            let Some(text) = rest.get(..LEN) else { break };
+            match Event::parse(text) {
+                Some(event) => {
+                    found(event);
+                    rest = rest.get(LEN..).unwrap_or_default();
+                }
+                None => rest = rest.get(1..).unwrap_or_default(),
+            }
+        }
+        let keep = rest.len().min(LEN - 1);
+        self.tail.drain(..self.tail.len() - keep);
+    }
+}
+
+/// Nanoseconds of the monotonic clock, which is the same for every process of this machine.
+pub fn now_ns() -> u64 {
+    // The clock exists on every Linux, so this cannot fail.
+    let now =
+        clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or(nix::sys::time::TimeSpec::new(0, 0));
+    now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
+}
+
+/// Bytes of a token's text.
+pub const LEN: usize = MARK.len() + 8 + 1 + 20 + 1;
+
+/// Begins a token's text. Not a word that the prompts contain.
+const MARK: &str = "tok#";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(count: u64) -> (Vec<Event>, String) {
+        let events: Vec<_> = (0..count).map(|seq| Event { seq, sent_ns: seq * 7 + 1 }).collect();
+        let mut text = String::from("data: {\"content\":\"");
+        for event in &events {
+            text.push_str("tok#nothing ");
+            event.append(&mut text);
+            text.push_str("\"}\n\n");
+        }
+        (events, text)
+    }
+
+    #[test]
+    fn finds_every_token_however_the_stream_is_cut() {
+        let (events, text) = stream(5);
+        for size in 1..text.len() {
+            let (mut scanner, mut found) = (Scanner::default(), Vec::new());
+            for piece in text.as_bytes().chunks(size) {
+                scanner.feed(piece, |event| found.push(event));
+            }
+            assert_eq!(found, events, "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn keeps_no_more_than_one_token_back() {
+        let mut scanner = Scanner::default();
+        scanner.feed(&[b't'; 100_000], |_| {});
+        scanner.feed(b"tok#", |_| {});
+        assert!(scanner.tail.len() < LEN, "{}", scanner.tail.len());
+    }
+}
