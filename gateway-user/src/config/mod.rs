@@ -1,17 +1,98 @@
 //! The configuration: one `InferenceGatewayConfig`, from a file or from Kubernetes.
 //!
-//! The types here are the one source of the schema. The names, bounds and defaults of the managed product's
-//! fields are kept; ours stand beside them and are all optional.
+//! Here are the effective settings, which the rest of the daemon reads. What users write is the
+//! [`document`], and its types are the one source of the schema; the names, bounds and defaults of
+//! the managed product's fields are kept, ours stand beside them and are all optional. A text
+//! becomes a [`Config`] in these steps:
+//!
+//! 1. `tree`: YAML to a tree with places; size, depth and aliases bounded.
+//! 2. `shape`: the tree against the schema; unknown fields, types and bounds, all of them.
+//! 3. `effective`: the document to a [`Config`]; defaults, and what no single field can tell.
+//!
+//! What is accepted but has no effect becomes a [`Note`]; nothing is dropped in silence. What would
+//! be unsafe to ignore is an error. [`parse`] is pure; only [`load`] reads a file.
 
+pub mod document;
+mod effective;
+mod error;
+mod reference;
+mod render;
+mod schema;
+mod shape;
+#[cfg(test)]
+mod tests;
+mod tree;
+pub mod units;
+
+use std::fs::File;
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use self::error::{Error, Errors, Note};
+pub use self::reference::{default_document, reference_page};
+pub use self::schema::schema;
+
+/// A configuration and what of its document has no effect.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The effective settings.
+    pub config: Config,
+    /// What has no effect, in the order of the lines. To be logged at start.
+    pub notes: Vec<Note>,
+}
+
+/// Reads a configuration from a file.
+///
+/// # Errors
+/// Everything that is wrong with the file, or that it cannot be read.
+pub fn load(path: &Path) -> Result<Loaded, Errors> {
+    let name = path.display().to_string();
+    let unreadable =
+        |error: std::io::Error| Errors::whole(&name, format!("cannot be read: {error}"));
+    let mut bytes = Vec::new();
+    // One byte more than allowed tells that there is more, without reading it.
+    let limit = tree::MAX_BYTES as u64 + 1;
+    File::open(path).and_then(|f| f.take(limit).read_to_end(&mut bytes)).map_err(unreadable)?;
+    if bytes.len() > tree::MAX_BYTES {
+        return Err(Errors::whole(&name, tree::too_large()));
+    }
+    decode(bytes, &name)
+}
+
+/// Reads a configuration from a text; `name` is the document's name in messages.
+///
+/// # Errors
+/// Everything that is wrong with the text.
+pub fn parse(text: &str, name: &str) -> Result<Loaded, Errors> {
+    let root = tree::read(text, name)?;
+    let shape = shape::check(&root);
+    effective::build(&root, shape, name)
+}
+
+fn decode(bytes: Vec<u8>, name: &str) -> Result<Loaded, Errors> {
+    match String::from_utf8(bytes) {
+        Ok(text) => parse(&text, name),
+        Err(error) => {
+            let offset = error.utf8_error().valid_up_to();
+            Err(Errors::whole(name, format!("is not UTF-8 text, from byte {offset} on")))
+        }
+    }
+}
 
 /// The whole configuration with every default filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
+    /// The gateway's name (`metadata.name`).
+    pub name: String,
     /// Where clients connect. Default: one listener, `0.0.0.0:8080`, http.
     pub listeners: Vec<Listener>,
-    /// Where operators connect: `/metrics`, `/healthz`, `/readyz`, `/status`. Default `127.0.0.1:9901`.
+    /// Where operators connect: `/metrics`, `/healthz`, `/readyz`, `/status`. Default
+    /// `127.0.0.1:9901`.
     pub admin: SocketAddr,
     /// What the kernel may do.
     pub kernel: Kernel,
@@ -57,7 +138,8 @@ pub struct Kernel {
 }
 
 /// Whether sk_lookup steers connections to the workers.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Steering {
     /// Wherever it works; else ordinary listeners, with one line in the log.
     #[default]
@@ -67,7 +149,8 @@ pub enum Steering {
 }
 
 /// How much the kernel programs say in the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum KernelLog {
     /// Nothing; the logging code is removed when the programs are loaded.
     #[default]
@@ -85,7 +168,8 @@ pub struct Limits {
     pub max_connections: usize,
     /// Longest request head, in bytes. Default 64 KiB.
     pub max_head_bytes: usize,
-    /// Longest request body, in bytes (`bbr.maxRequestBodyBytes`). Default 64 MiB.
+    /// Longest request body, in bytes (`bbr.maxRequestBodyBytes`). Default 256 MiB, the managed
+    /// product's; never more than `max_buffered_bytes`.
     pub max_body_bytes: usize,
     /// Memory for request bodies of all connections together, in bytes. Default 1 GiB.
     pub max_buffered_bytes: usize,
@@ -97,7 +181,8 @@ pub struct Limits {
     pub idle_timeout: Duration,
     /// For the TCP connection to a pod. Default 2 s.
     pub connect_timeout: Duration,
-    /// From the request to the first byte of a pod's answer; long, as a long prefill is silent. Default 30 min.
+    /// From the request to the first byte of a pod's answer; long, as a long prefill is silent.
+    /// Default 30 min.
     pub first_byte_timeout: Duration,
     /// Longest silence within a pod's answer. Default 5 min.
     pub stream_idle_timeout: Duration,

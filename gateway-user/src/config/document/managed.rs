@@ -1,0 +1,203 @@
+//! Fields that the managed product has outside its schedulers, with its names, bounds and defaults.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Opaque;
+use crate::config::units::Size;
+
+/// How the model is read from a request's body ("body-based router").
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Bbr {
+    /// Whether requests go by their model. Must be true with two schedulers or more.
+    // A note: with one pool, a request for another model gets 404 rather than that pool's own
+    // refusal.
+    #[serde(default = "Bbr::enabled")]
+    #[schemars(extend("x-unless" = true, "x-note" = "has no effect: the model is read always, \
+        and an unknown one gets 404"))]
+    pub enabled: bool,
+    /// Copies of the managed product's router.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2147483647), extend("x-note" = "has no effect: \
+        every worker reads the model itself"))]
+    pub replicas: Option<u32>,
+    /// Longest request body.
+    #[serde(default = "Bbr::max_body")]
+    #[schemars(extend("x-minimum" = "1", "x-maximum" = "256Mi"))]
+    pub max_request_body_bytes: Size,
+    /// Where requests go that match no scheduler.
+    // A note: such a request gets 404, and reaches no pod that it was not meant for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-note" = "has no effect in this version: \
+        a request for an unknown model gets 404"))]
+    pub default_backend: Option<BackendRef>,
+}
+
+impl Bbr {
+    fn enabled() -> bool {
+        true
+    }
+
+    fn max_body() -> Size {
+        Size(256 << 20)
+    }
+}
+
+impl Default for Bbr {
+    fn default() -> Self {
+        Self {
+            enabled: Self::enabled(),
+            replicas: None,
+            max_request_body_bytes: Self::max_body(),
+            default_backend: None,
+        }
+    }
+}
+
+/// A service by name.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct BackendRef {
+    /// The service's name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Its port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535), extend("format" = "port", "default" = 8000))]
+    pub port: Option<u16>,
+}
+
+/// HTTPS for clients.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tls {
+    /// A certificate in AWS Certificate Manager.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub acm_arn: Option<String>,
+}
+
+/// Who may send requests.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Auth {
+    /// JSON web tokens.
+    pub jwt: Jwt,
+}
+
+/// JSON web tokens.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Jwt {
+    /// Who issues them.
+    pub provider: Provider,
+}
+
+/// An issuer of tokens.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Provider {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// What a token's `iss` must be.
+    #[schemars(length(max = 2048), extend("format" = "https"))]
+    pub issuer: String,
+    /// Where the signing keys are.
+    #[serde(rename = "remoteJWKS")]
+    pub remote_jwks: Jwks,
+    /// What a token's `aud` may be. At least one of this and `requiredClaims` must be set.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), inner(length(max = 1024)))]
+    pub audiences: Vec<String>,
+    /// Claims that a token must have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub required_claims: Vec<Claim>,
+}
+
+/// Where signing keys are.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Jwks {
+    /// The address of the key set.
+    #[schemars(length(max = 2048), extend("format" = "https"))]
+    pub uri: String,
+}
+
+/// A claim that a token must have.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Claim {
+    /// The claim's name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// What the claim holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_type: Option<ClaimType>,
+    /// The values, any of which will do.
+    #[schemars(length(min = 1, max = 128), inner(length(min = 1, max = 1024)))]
+    pub values: Vec<String>,
+}
+
+/// What a claim holds.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+pub enum ClaimType {
+    /// One text.
+    String,
+    /// A list of texts.
+    StringArray,
+}
+
+/// The managed product's telemetry.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Observability {
+    /// Its metrics.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<MetricsExport>,
+}
+
+/// The managed product's metrics.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MetricsExport {
+    /// Whether they are collected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("default" = true, "x-unless" = true, "x-note" = "has no effect: \
+        the admin address serves metrics always"))]
+    pub enabled: Option<bool>,
+}
+
+/// Kubernetes settings of the managed product's own pods.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PodDefaults {
+    /// Requests and limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Opaque>,
+    /// Labels of the nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<BTreeMap<String, String>>,
+    /// Taints that are tolerated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tolerations: Option<Vec<Opaque>>,
+    /// Where the pods may run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<Opaque>,
+    /// Labels of the pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<BTreeMap<String, String>>,
+    /// Annotations of the pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub annotations: Option<BTreeMap<String, String>>,
+    /// Environment variables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env: Option<Vec<Opaque>>,
+    /// Sources of environment variables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env_from: Option<Vec<Opaque>>,
+}

@@ -1,0 +1,356 @@
+//! The document: `InferenceGatewayConfig` as users write it, in a file or in Kubernetes.
+//!
+//! These types are the one source of the schema: checks, reference page and default document come
+//! from it (`schema`, `shape`, `reference`). A field that has no effect in this version says so in
+//! `x-note`, which becomes a note at its line; one that must not be ignored says why in
+//! `x-refused`, which is an error there. The daemon does not read these types; `effective` turns
+//! them into [`Config`](super::Config).
+
+mod managed;
+mod scheduler;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use self::managed::{
+    Auth, BackendRef, Bbr, Claim, ClaimType, Jwks, Jwt, MetricsExport, Observability, PodDefaults,
+    Provider, Tls,
+};
+pub use self::scheduler::{
+    AppProtocol, ConfigMapRef, Engine, Metrics, Mode, Picker, Pod, Profile, SaturationLimits,
+    Scheduler, WeightMap,
+};
+use super::units::{Block, KubeDuration, Size};
+use super::{KernelLog, Steering};
+
+/// One gateway: where it listens and which pools it serves.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct InferenceGatewayConfig {
+    /// The schema's version. A document of the managed product is taken as it is.
+    #[schemars(extend("x-example" = "gateway.sluice.dev/v1alpha1"))]
+    pub api_version: ApiVersion,
+    /// The kind of object.
+    #[schemars(extend("x-example" = "InferenceGatewayConfig"))]
+    pub kind: Kind,
+    /// The object's name and what Kubernetes keeps with it.
+    pub metadata: Metadata,
+    /// The settings.
+    pub spec: Spec,
+    /// What Kubernetes reports of an object; read back with it, never used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<Opaque>,
+}
+
+/// The schema's version.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+pub enum ApiVersion {
+    /// Ours.
+    #[serde(rename = "gateway.sluice.dev/v1alpha1")]
+    Sluice,
+    /// The managed product's.
+    #[serde(rename = "inference.sagemaker.aws.amazon.com/v1alpha1")]
+    Managed,
+}
+
+/// The kind of object.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+pub enum Kind {
+    /// The only one.
+    InferenceGatewayConfig,
+}
+
+/// Kubernetes' object metadata; a gateway uses the name only.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+// What a cluster adds to an object; it comes along when an object is read back from one.
+#[schemars(extend("x-ignored" = [
+    "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers",
+    "generateName", "generation", "managedFields", "ownerReferences", "resourceVersion",
+    "selfLink", "uid"
+]))]
+pub struct Metadata {
+    /// The gateway's name.
+    #[schemars(length(min = 1, max = 253), extend("format" = "name", "x-example" = "edge"))]
+    pub name: String,
+    /// The object's namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), extend("format" = "name"))]
+    pub namespace: Option<String>,
+    /// Labels of the object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<Opaque>,
+    /// Annotations of the object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub annotations: Option<Opaque>,
+}
+
+/// The settings.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Spec {
+    /// Where clients connect.
+    #[serde(default = "Spec::listeners")]
+    #[schemars(length(min = 1, max = 64))]
+    pub listeners: Vec<Listener>,
+    /// Where operators connect: `/metrics`, `/healthz`, `/readyz`, `/status`.
+    #[serde(default)]
+    pub admin: Admin,
+    /// How the model is read from a request's body.
+    #[serde(default)]
+    pub bbr: Bbr,
+    /// What the kernel may do.
+    #[serde(default)]
+    pub kernel: Kernel,
+    /// How long, how much, how often.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Worker threads; 0 is one for each core.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1024))]
+    pub workers: u32,
+    /// The pools, one for each base model.
+    #[schemars(length(min = 1, max = 100))]
+    pub schedulers: Vec<Scheduler>,
+    /// Named sets of weights that a scheduler's `profile` may name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-note" = "has no effect in this version: \
+        each scheduler's own weights count"))]
+    pub profiles: Vec<Profile>,
+    /// HTTPS for clients.
+    // A note and not an error: listeners answer in clear text, so that a client who expects HTTPS
+    // fails to connect and nothing is sent unencrypted by surprise. The managed product, too, ends
+    // TLS before its gateway. A listener with `protocol: https` is an error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-note" = "has no effect in this version: listeners speak http; \
+        TLS ends at the load balancer in front"))]
+    pub tls: Option<Tls>,
+    /// Who may send requests.
+    // Never ignored: requests that this would refuse would be let in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-refused" = "this version does not check tokens, so that every request \
+        would be let in; remove it, and check them in front of the gateway"))]
+    pub auth: Option<Auth>,
+    /// The managed product's telemetry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observability: Option<Observability>,
+    /// Kubernetes settings of the managed product's own pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-note" = "has no effect: the gateway is one process and makes no pods"))]
+    pub pod_defaults: Option<PodDefaults>,
+}
+
+impl Spec {
+    /// One listener, `0.0.0.0:8080`.
+    pub fn listeners() -> Vec<Listener> {
+        vec![Listener { name: Some("http".into()), ..Listener::default() }]
+    }
+}
+
+/// One address that clients connect to.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Listener {
+    /// Its name in logs and metrics; `http-PORT` by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), extend("format" = "name", "x-example" = "http"))]
+    pub name: Option<String>,
+    /// The address to bind. `::` takes IPv4 as well.
+    #[serde(default = "Listener::address")]
+    #[schemars(extend("format" = "ip"))]
+    pub address: IpAddr,
+    /// The port to bind; 0 lets the system choose.
+    #[serde(default = "Listener::port")]
+    #[schemars(range(min = 0, max = 65535), extend("format" = "port"))]
+    pub port: u16,
+    /// What is spoken.
+    // Never ignored: what clients send would go over the wire in clear text.
+    #[serde(default)]
+    #[schemars(extend("x-unless" = "http", "x-refused" = "is not served in this version; \
+        end TLS in front of the gateway"))]
+    pub protocol: Protocol,
+    /// Further addresses that are served without being bound, such as a service's virtual address:
+    /// sk_lookup steers them here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub virtual_addresses: Vec<VirtualAddress>,
+}
+
+impl Listener {
+    fn address() -> IpAddr {
+        Ipv4Addr::UNSPECIFIED.into()
+    }
+
+    fn port() -> u16 {
+        8080
+    }
+}
+
+impl Default for Listener {
+    fn default() -> Self {
+        Self {
+            name: None,
+            address: Self::address(),
+            port: Self::port(),
+            protocol: Protocol::default(),
+            virtual_addresses: Vec::new(),
+        }
+    }
+}
+
+/// What a listener speaks.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// Clear text.
+    #[default]
+    Http,
+    /// TLS.
+    Https,
+}
+
+/// Addresses that only steering serves.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VirtualAddress {
+    /// One address, or a block such as `10.96.0.0/16`.
+    pub address: Block,
+    /// The port.
+    #[schemars(range(min = 1, max = 65535), extend("format" = "port"))]
+    pub port: u16,
+}
+
+/// Where operators connect.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Admin {
+    /// The address to bind. These pages carry no authentication: think before opening them.
+    #[serde(default = "Admin::address")]
+    #[schemars(extend("format" = "ip"))]
+    pub address: IpAddr,
+    /// The port to bind; 0 lets the system choose.
+    #[serde(default = "Admin::port")]
+    #[schemars(range(min = 0, max = 65535), extend("format" = "port"))]
+    pub port: u16,
+}
+
+impl Admin {
+    fn address() -> IpAddr {
+        Ipv4Addr::LOCALHOST.into()
+    }
+
+    fn port() -> u16 {
+        9901
+    }
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self { address: Self::address(), port: Self::port() }
+    }
+}
+
+/// What the kernel may do.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Kernel {
+    /// Whether sk_lookup steers connections to the workers.
+    #[serde(default)]
+    pub steering: Steering,
+    /// How much the kernel programs say in the log.
+    #[serde(default)]
+    pub log_level: KernelLog,
+    /// How a response may travel.
+    // A note: relay does the same, only more slowly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 3), extend("x-note" = "has no effect in this version: \
+        responses travel by relay"))]
+    pub paths: Option<Vec<FlowPath>>,
+}
+
+/// How a response travels from a pod to a client.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FlowPath {
+    /// Within the kernel, on one host.
+    Local,
+    /// Within the kernel.
+    Splice,
+    /// Through the gateway; always works.
+    Relay,
+}
+
+/// How long, how much, how often.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Limits {
+    /// Client connections at once, all listeners together.
+    #[schemars(range(min = 1, max = 1048576))]
+    pub max_connections: u32,
+    /// Longest request head.
+    #[schemars(extend("x-minimum" = "1Ki", "x-maximum" = "1Mi"))]
+    pub max_head_bytes: Size,
+    /// Memory for the request bodies of all connections together.
+    #[schemars(extend("x-minimum" = "1Mi", "x-maximum" = "1Ti"))]
+    pub max_buffered_bytes: Size,
+    /// From a connection's first byte (or its accept) to the end of a request's head.
+    #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
+    pub header_timeout: KubeDuration,
+    /// Longest pause within a request's body.
+    #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
+    pub body_timeout: KubeDuration,
+    /// How long a connection may wait between requests.
+    #[schemars(extend("x-minimum" = "1s", "x-maximum" = "24h"))]
+    pub idle_timeout: KubeDuration,
+    /// For the TCP connection to a pod.
+    #[schemars(extend("x-minimum" = "10ms", "x-maximum" = "1m"))]
+    pub connect_timeout: KubeDuration,
+    /// From the request to the first byte of a pod's answer; long, as a long prefill is silent.
+    #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "24h"))]
+    pub first_byte_timeout: KubeDuration,
+    /// Longest silence within a pod's answer.
+    #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "24h"))]
+    pub stream_idle_timeout: KubeDuration,
+    /// How many pods are tried for one request.
+    #[schemars(range(min = 1, max = 10))]
+    pub max_attempts: u32,
+    /// How long streams may go on after SIGTERM.
+    #[schemars(extend("x-minimum" = "0s", "x-maximum" = "24h"))]
+    pub drain_timeout: KubeDuration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let seconds = |count| KubeDuration(Duration::from_secs(count));
+        Self {
+            max_connections: 65_536,
+            max_head_bytes: Size(64 << 10),
+            max_buffered_bytes: Size(1 << 30),
+            header_timeout: seconds(10),
+            body_timeout: seconds(30),
+            idle_timeout: seconds(300),
+            connect_timeout: seconds(2),
+            first_byte_timeout: seconds(30 * 60),
+            stream_idle_timeout: seconds(5 * 60),
+            max_attempts: 3,
+            drain_timeout: seconds(30),
+        }
+    }
+}
+
+/// A part of another schema (Kubernetes' own); accepted as it is.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Opaque(pub serde_json::Value);
+
+impl JsonSchema for Opaque {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Opaque".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+    }
+}

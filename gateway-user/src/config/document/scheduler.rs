@@ -1,0 +1,337 @@
+//! One entry of `schedulers`: a pool, its pods, and how one of them is picked.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Opaque;
+use crate::config::units::KubeDuration;
+
+/// One pool: the pods that serve one base model.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Scheduler {
+    /// The pool's name.
+    #[schemars(length(min = 1, max = 63), extend("format" = "name", "x-example" = "llama-8b"))]
+    pub name: String,
+    /// The base model, as clients name it in `model`. No two pools may share a name.
+    #[schemars(
+        length(min = 1, max = 253),
+        extend("format" = "model", "x-example" = "meta-llama/Llama-3.1-8B-Instruct")
+    )]
+    pub model_name: String,
+    /// Other names for the base model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 50),
+        inner(length(min = 1, max = 253)),
+        transform = model_items,
+        extend("x-example" = ["llama-8b"])
+    )]
+    pub aliases: Vec<String>,
+    /// Names of LoRA adapters served behind this model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 50),
+        inner(length(min = 1, max = 253)),
+        transform = model_items,
+        extend("x-example" = ["support-tone"])
+    )]
+    pub lora_adapters: Vec<String>,
+    /// The pods. An entry is a map, or in a file a text such as `"10.0.0.11:8000"`.
+    #[serde(default)]
+    #[schemars(length(min = 1, max = 4096))]
+    pub pods: Vec<Pod>,
+    /// The port of pods that name none.
+    #[serde(default = "Scheduler::port")]
+    #[schemars(range(min = 1, max = 65535), extend("format" = "port"))]
+    pub target_port: u16,
+    /// What pods speak.
+    // A note: model servers that speak h2c speak HTTP/1.1 on the same port; one that does not fails
+    // loudly.
+    #[serde(default)]
+    #[schemars(extend("x-unless" = "http", "x-note" = "has no effect in this version: \
+        requests go out as HTTP/1.1"))]
+    pub app_protocol: AppProtocol,
+    /// Where pods' metrics are read.
+    #[serde(default)]
+    pub metrics: Metrics,
+    /// What each scorer counts for. One that is left out keeps its default; 0 turns it off.
+    #[serde(default)]
+    pub weights: WeightMap,
+    /// When a pod takes no more requests.
+    #[serde(default)]
+    pub saturation: SaturationLimits,
+    /// What is balanced.
+    // Never ignored: whoever asks for whole connections to stay on one pod would find the requests
+    // of one connection on many, and nothing would show it.
+    #[serde(default)]
+    #[schemars(extend("x-unless" = "request", "x-refused" = "is not served in this version; \
+        leave it out, and each request is balanced by itself"))]
+    pub mode: Mode,
+    /// A set of weights: `latency`, `throughput`, or one of `spec.profiles`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), extend("format" = "name", "x-note" = "has no effect \
+        in this version: weights count as they are"))]
+    pub profile: Option<String>,
+    /// Labels of the pods in a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-note" = "has no effect in a file: the pods are those listed"))]
+    pub model_selector: Option<Opaque>,
+    /// The managed product's picker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("default" = "llm-d", "x-note" = "has no effect: \
+        the gateway picks the pod itself"))]
+    pub scheduler: Option<Picker>,
+    /// Whose metric names pods use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("default" = "vllm", "x-note" = "has no effect: \
+        the engine is known by its metrics"))]
+    pub engine_type: Option<Engine>,
+    /// A whole configuration of the managed product's picker, instead of weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-note" = "has no effect: default weights count instead"))]
+    pub config_map_ref: Option<ConfigMapRef>,
+    /// Copies of the managed product's picker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2147483647), extend("default" = 2, "x-note" = "has no effect: \
+        every worker picks the pod itself"))]
+    pub replicas: Option<u32>,
+    /// Environment variables of the managed product's picker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-note" = "has no effect: there is no picker of its own"))]
+    pub env: Option<Vec<Opaque>>,
+    /// Sources of such environment variables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-note" = "has no effect: there is no picker of its own"))]
+    pub env_from: Option<Vec<Opaque>>,
+    /// Longest time for a whole request; `0s` is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-note" = "has no effect in this version: \
+        limits.firstByteTimeout and limits.streamIdleTimeout bound an answer"))]
+    pub route_timeout: Option<KubeDuration>,
+    /// How much the managed product's picker logs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 5), extend("x-note" = "has no effect: \
+        the gateway has one log"))]
+    pub log_level: Option<u32>,
+}
+
+impl Scheduler {
+    /// The port of pods that name none.
+    pub fn port() -> u16 {
+        8000
+    }
+}
+
+/// One model server endpoint.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-shorthand" = "endpoint"))]
+pub struct Pod {
+    /// Its IP address. Host names are not looked up.
+    #[schemars(extend("format" = "ip", "x-example" = "10.0.0.11"))]
+    pub address: IpAddr,
+    /// Its port; the scheduler's `targetPort` by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535), extend("format" = "port", "x-example" = 8000))]
+    pub port: Option<u16>,
+    /// Its name in logs, metrics and status; `address:port` by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), extend("format" = "label"))]
+    pub name: Option<String>,
+    /// Its GPU, as a label for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), extend("format" = "label", "x-example" = "h100"))]
+    pub gpu: Option<String>,
+}
+
+/// What pods speak.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+pub enum AppProtocol {
+    /// HTTP/1.1.
+    #[default]
+    #[serde(rename = "http")]
+    Http,
+    /// HTTP/2 in clear text.
+    #[serde(rename = "kubernetes.io/h2c")]
+    H2c,
+}
+
+/// Where pods' metrics are read.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Metrics {
+    /// The port; each pod's own by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535), extend("format" = "port"))]
+    pub port: Option<u16>,
+    /// The path.
+    #[schemars(length(min = 1, max = 1024), extend("format" = "path"))]
+    pub path: String,
+    /// Pause between scrapes of a busy pod.
+    #[schemars(extend("x-minimum" = "10ms", "x-maximum" = "1m"))]
+    pub busy_interval: KubeDuration,
+    /// Pause between scrapes of an idle pod; not below `busyInterval`.
+    #[schemars(extend("x-minimum" = "10ms", "x-maximum" = "1m"))]
+    pub idle_interval: KubeDuration,
+    /// Signals older than this are unknown; above `idleInterval`.
+    #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
+    pub stale_after: KubeDuration,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            port: None,
+            path: "/metrics".into(),
+            busy_interval: KubeDuration(Duration::from_millis(50)),
+            idle_interval: KubeDuration(Duration::from_secs(1)),
+            stale_after: KubeDuration(Duration::from_secs(3)),
+        }
+    }
+}
+
+/// What each scorer counts for; 0 turns it off.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct WeightMap {
+    /// Requests waiting in the engine.
+    #[schemars(range(min = 0, max = 2147483647))]
+    pub queue: u32,
+    /// KV cache in use.
+    #[schemars(range(min = 0, max = 2147483647))]
+    pub kv_cache: u32,
+    /// Requests running in the engine.
+    #[schemars(range(min = 0, max = 2147483647))]
+    pub running_requests: u32,
+    /// Requests that this gateway has in flight there.
+    #[schemars(range(min = 0, max = 2147483647))]
+    pub active_request: u32,
+    /// The request's adapter is resident there.
+    #[schemars(range(min = 0, max = 2147483647))]
+    pub lora_affinity: u32,
+    /// The prompt's beginning was seen there.
+    // A note: requests still reach a right pod, only with less in its cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 0, max = 2147483647),
+        extend("x-unless" = 0, "x-note" = "has no effect in this version")
+    )]
+    pub prefix: Option<u32>,
+    /// Least recently used pod. Not with `scheduler: epp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 0, max = 2147483647),
+        extend("x-unless" = 0, "x-note" = "has no effect in this version")
+    )]
+    pub lru: Option<u32>,
+    /// Predicted latency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 0, max = 2147483647),
+        extend("x-unless" = 0, "x-note" = "has no effect in this version")
+    )]
+    pub predicted_latency: Option<u32>,
+}
+
+impl Default for WeightMap {
+    fn default() -> Self {
+        Self {
+            queue: 2,
+            kv_cache: 2,
+            running_requests: 1,
+            active_request: 2,
+            lora_affinity: 4,
+            prefix: None,
+            lru: None,
+            predicted_latency: None,
+        }
+    }
+}
+
+/// When a pod takes no more requests: at any of these.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct SaturationLimits {
+    /// Requests waiting in the engine.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub queue_depth: u32,
+    /// KV cache in use, as a share; 1 is never by KV cache alone.
+    #[schemars(range(min = 0.01, max = 1.0))]
+    pub kv_cache: f32,
+    /// Requests that this gateway has in flight there.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub in_flight: u32,
+}
+
+impl Default for SaturationLimits {
+    fn default() -> Self {
+        Self { queue_depth: 128, kv_cache: 1.0, in_flight: 1024 }
+    }
+}
+
+/// What is balanced.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Each request by itself.
+    #[default]
+    Request,
+    /// Each connection as a whole.
+    Connection,
+}
+
+/// A named set of weights.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Profile {
+    /// Its name.
+    #[schemars(length(min = 1, max = 63), extend("format" = "name"))]
+    pub name: String,
+    /// What each scorer counts for.
+    #[serde(default)]
+    pub weights: WeightMap,
+}
+
+/// The managed product's picker.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Picker {
+    /// That of llm-d.
+    LlmD,
+    /// That of the Gateway API inference extension.
+    Epp,
+}
+
+/// Whose metric names pods use.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+}
+
+/// A key of a ConfigMap.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ConfigMapRef {
+    /// The ConfigMap's name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// The key in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), extend("default" = "default-plugins.yaml"))]
+    pub key: Option<String>,
+}
+
+/// Says of a list that its entries are models' names.
+fn model_items(schema: &mut schemars::Schema) {
+    if let Some(items) = schema.get_mut("items").and_then(serde_json::Value::as_object_mut) {
+        items.insert("format".into(), "model".into());
+    }
+}

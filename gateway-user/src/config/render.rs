@@ -1,0 +1,152 @@
+//! The effective configuration as a document with every default, which reads back as the same
+//! configuration.
+
+use super::document::{
+    Admin, ApiVersion, AppProtocol, Bbr, InferenceGatewayConfig, Kernel, Kind, Limits, Listener,
+    Metadata, Metrics, Mode, Pod, Protocol, SaturationLimits, Scheduler, Spec, VirtualAddress,
+    WeightMap,
+};
+use super::units::{Block, KubeDuration, Size};
+use super::{Config, MetricsSource};
+
+impl Config {
+    /// The configuration as YAML.
+    #[must_use]
+    pub fn to_yaml(&self) -> String {
+        let options = serde_saphyr::ser_options! { compact_list_indent: true };
+        let document = self.to_document();
+        // A string takes whatever is written, and the document has no type that YAML lacks.
+        serde_saphyr::to_string_with_options(&document, options).unwrap_or_default()
+    }
+
+    /// The configuration as JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(&self.to_document()).unwrap_or_default()
+    }
+
+    fn to_document(&self) -> InferenceGatewayConfig {
+        InferenceGatewayConfig {
+            api_version: ApiVersion::Sluice,
+            kind: Kind::InferenceGatewayConfig,
+            metadata: Metadata { name: self.name.clone(), ..Metadata::default() },
+            spec: self.to_spec(),
+            status: None,
+        }
+    }
+
+    fn to_spec(&self) -> Spec {
+        Spec {
+            listeners: self.listeners.iter().map(listener).collect(),
+            admin: Admin { address: self.admin.ip(), port: self.admin.port() },
+            bbr: Bbr { max_request_body_bytes: size(self.limits.max_body_bytes), ..Bbr::default() },
+            kernel: Kernel {
+                steering: self.kernel.steering,
+                log_level: self.kernel.log,
+                paths: None,
+            },
+            limits: limits(&self.limits),
+            workers: count(self.workers),
+            schedulers: self.schedulers.iter().map(scheduler).collect(),
+            ..Spec::default()
+        }
+    }
+}
+
+fn listener(listener: &super::Listener) -> Listener {
+    let super::Listener { name, address, port, virtual_addresses } = listener;
+    Listener {
+        name: Some(name.clone()),
+        address: *address,
+        port: *port,
+        protocol: Protocol::Http,
+        virtual_addresses: virtual_addresses.iter().map(virtual_address).collect(),
+    }
+}
+
+fn virtual_address(address: &super::VirtualAddress) -> VirtualAddress {
+    let super::VirtualAddress { address, prefix, port } = *address;
+    VirtualAddress { address: Block { address, prefix }, port }
+}
+
+fn limits(limits: &super::Limits) -> Limits {
+    Limits {
+        max_connections: count(limits.max_connections),
+        max_head_bytes: size(limits.max_head_bytes),
+        max_buffered_bytes: size(limits.max_buffered_bytes),
+        header_timeout: KubeDuration(limits.header_timeout),
+        body_timeout: KubeDuration(limits.body_timeout),
+        idle_timeout: KubeDuration(limits.idle_timeout),
+        connect_timeout: KubeDuration(limits.connect_timeout),
+        first_byte_timeout: KubeDuration(limits.first_byte_timeout),
+        stream_idle_timeout: KubeDuration(limits.stream_idle_timeout),
+        max_attempts: limits.max_attempts,
+        drain_timeout: KubeDuration(limits.drain_timeout),
+    }
+}
+
+fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
+    let super::Weights { queue, kv_cache, running_requests, active_request, lora_affinity } =
+        scheduler.weights;
+    let super::Saturation { queue_depth, kv_cache: kv_cache_full, in_flight } =
+        scheduler.saturation;
+    Scheduler {
+        name: scheduler.name.clone(),
+        model_name: scheduler.model_name.clone(),
+        aliases: scheduler.aliases.clone(),
+        lora_adapters: scheduler.lora_adapters.clone(),
+        pods: scheduler.pods.iter().map(pod).collect(),
+        // Every pod names its own.
+        target_port: Scheduler::port(),
+        app_protocol: AppProtocol::Http,
+        metrics: metrics(&scheduler.metrics),
+        weights: WeightMap {
+            queue,
+            kv_cache,
+            running_requests,
+            active_request,
+            lora_affinity,
+            ..WeightMap::default()
+        },
+        saturation: SaturationLimits { queue_depth, kv_cache: kv_cache_full, in_flight },
+        mode: Mode::Request,
+        profile: None,
+        model_selector: None,
+        scheduler: None,
+        engine_type: None,
+        config_map_ref: None,
+        replicas: None,
+        env: None,
+        env_from: None,
+        route_timeout: None,
+        log_level: None,
+    }
+}
+
+fn pod(pod: &super::Pod) -> Pod {
+    let super::Pod { name, address, gpu } = pod;
+    Pod {
+        address: address.ip(),
+        port: Some(address.port()),
+        name: Some(name.clone()),
+        gpu: gpu.clone(),
+    }
+}
+
+fn metrics(metrics: &MetricsSource) -> Metrics {
+    Metrics {
+        port: metrics.port,
+        path: metrics.path.clone(),
+        busy_interval: KubeDuration(metrics.busy_interval),
+        idle_interval: KubeDuration(metrics.idle_interval),
+        stale_after: KubeDuration(metrics.stale_after),
+    }
+}
+
+fn size(bytes: usize) -> Size {
+    Size(u64::try_from(bytes).unwrap_or(u64::MAX))
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
