@@ -1,4 +1,5 @@
 //! The Sluice daemon.
+pub mod cli;
 pub mod config;
 pub mod metrics;
 pub mod request;

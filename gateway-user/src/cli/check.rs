@@ -1,0 +1,123 @@
+//! `sluice check`: says what a configuration means, or everything that is wrong with it.
+//!
+//! The effective configuration goes to the output and all else to the error output, so that
+//! `sluice check --json ... | jq` works. Nothing is bound, loaded or contacted.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::config;
+
+/// What `sluice check` is asked.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// The document to check.
+    #[arg(long, value_name = "FILE", required_unless_present = "defaults")]
+    pub config: Option<PathBuf>,
+    /// Print a commented document with every default, and check nothing.
+    #[arg(long, conflicts_with_all = ["config", "json"])]
+    pub defaults: bool,
+    /// Print the effective configuration as JSON rather than YAML.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs `sluice check`; failure if the document has errors.
+///
+/// # Errors
+/// The output cannot be written.
+pub fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    let right = report(options, &mut std::io::stdout().lock(), &mut std::io::stderr().lock())
+        .context("cannot write the output")?;
+    Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes what `run` prints; false if the document has errors.
+fn report(options: &Options, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<bool> {
+    let Options { config: path, defaults: _, json } = options;
+    let Some(path) = path else {
+        out.write_all(config::default_document().as_bytes())?;
+        return Ok(true);
+    };
+    match config::load(path) {
+        Ok(loaded) => {
+            for config::Note { line, field, text } in &loaded.notes {
+                writeln!(err, "{}:{line}: note: {field}: {text}", path.display())?;
+            }
+            let text = if *json { loaded.config.to_json() } else { loaded.config.to_yaml() };
+            writeln!(out, "{}", text.trim_end())?;
+            Ok(true)
+        }
+        Err(errors) => {
+            writeln!(err, "{errors}")?;
+            Ok(false)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    /// Runs the command on a golden file; whether it was right, and both outputs.
+    fn check(file: &str, flags: &[&str]) -> (bool, String, String) {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/config/");
+        let file = format!("{folder}{file}");
+        let words = ["check", "--config", &file].into_iter().chain(flags.iter().copied());
+        let options = Command::try_parse_from(words).unwrap().options;
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let right = report(&options, &mut out, &mut err).unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap().replace(folder, "");
+        (right, text(out), text(err))
+    }
+
+    #[test]
+    fn a_valid_document() {
+        let (right, out, err) = check("valid/steering-off.yaml", &[]);
+        assert!(right);
+        assert!(out.starts_with("apiVersion: gateway.sluice.dev/v1alpha1\n"), "{out}");
+        assert!(
+            err.starts_with("valid/steering-off.yaml:9: note: spec.bbr.enabled: has no"),
+            "{err}"
+        );
+        let (right, out, _) = check("valid/minimal.yaml", &["--json"]);
+        assert!(right);
+        let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(json["spec"]["limits"]["headerTimeout"], "10s");
+    }
+
+    #[test]
+    fn an_invalid_document() {
+        let (right, out, err) = check("invalid/cascade.yaml", &[]);
+        assert!(!right);
+        assert_eq!(out, "");
+        assert!(err.starts_with("invalid/cascade.yaml:11:33: spec.schedulers[0].pods[1].port: "));
+    }
+
+    #[test]
+    fn defaults() {
+        let options = Command::try_parse_from(["check", "--defaults"]).unwrap().options;
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        assert!(report(&options, &mut out, &mut err).unwrap());
+        assert_eq!(out, config::default_document().as_bytes());
+        assert_eq!(err, b"");
+    }
+
+    #[test]
+    fn flags_that_exclude_each_other() {
+        for words in [&["check"][..], &["check", "--json"], &["check", "--defaults", "--json"]] {
+            assert!(Command::try_parse_from(words).is_err(), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,2 @@
+//! The commands of `sluice`.
+pub mod check;
