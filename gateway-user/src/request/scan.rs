@@ -25,13 +25,14 @@ use std::ops::Range;
 pub use fault::Fault;
 use number::Number;
 use text::Text;
+pub(super) use text::model_name;
 
-/// What a body asks for.
+/// What a body, JSON or a form, asks for.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Fields {
     /// `model`, not empty and at most [`MAX_MODEL`] bytes.
     pub model: Option<Box<str>>,
-    /// `stream` is `true`; any other value, also `"true"`, is not streaming.
+    /// `stream` is `true`; any other value of JSON, also `"true"`, is not streaming.
     pub stream: bool,
     /// `stream_options.include_usage`, when it is `true` or `false`.
     pub include_usage: Option<bool>,

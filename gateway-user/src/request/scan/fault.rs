@@ -1,4 +1,4 @@
-//! What can be wrong with a JSON body, in words for whoever wrote the client.
+//! What can be wrong with a JSON or form body, in words for whoever wrote the client.
 
 use thiserror::Error;
 
@@ -7,13 +7,19 @@ use super::{MAX_DEPTH, MAX_MODEL};
 /// Why a body is refused. Its text is for the client: what is wrong and what to change.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum Fault {
+    /// The Content-Type of a form does not let it be read.
+    #[error("the Content-Type of the form cannot be used: {what}")]
+    ContentType {
+        /// What is wrong with it.
+        what: &'static str,
+    },
     /// `model` is `""`.
     #[error("`model` is empty: name the model to use")]
     ModelEmpty,
-    /// `model` is a number, a boolean, an array or an object.
+    /// `model` is a number, a boolean, an array or an object; in a form, a file.
     #[error("`model` must be a string")]
     ModelNotString,
-    /// `model` has invalid UTF-8 or a lone surrogate.
+    /// `model` has invalid UTF-8, in JSON perhaps a lone surrogate.
     #[error("`model` is not valid Unicode: send UTF-8, and `\\u` surrogates in pairs")]
     ModelNotUnicode,
     /// `model` is `null`.
@@ -22,9 +28,17 @@ pub enum Fault {
     /// `model` is longer than [`MAX_MODEL`].
     #[error("`model` is longer than {MAX_MODEL} bytes: check the model's name")]
     ModelTooLong,
-    /// `model` comes a second time at the top level.
+    /// `model` comes a second time, in JSON at the top level.
     #[error("`model` is given more than once: send it once")]
     ModelTwice,
+    /// Not multipart/form-data, or in a way that parsers disagree about.
+    #[error("the body is not a valid form at byte {offset}: {what}")]
+    NotForm {
+        /// Bytes of the body ahead of the wrong one.
+        offset: u64,
+        /// What is wrong there.
+        what: &'static str,
+    },
     /// Not JSON.
     #[error("the body is not valid JSON at byte {offset}: {what}")]
     NotJson {
@@ -54,7 +68,11 @@ impl Fault {
             | Self::ModelNull
             | Self::ModelTooLong
             | Self::ModelTwice => Some("model"),
-            Self::NotJson { .. } | Self::NotObject | Self::TooDeep { .. } => None,
+            Self::ContentType { .. }
+            | Self::NotForm { .. }
+            | Self::NotJson { .. }
+            | Self::NotObject
+            | Self::TooDeep { .. } => None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The inside of JSON strings: skipped fast, or kept with escapes resolved.
 
-use super::Fault;
+use super::{Fault, MAX_MODEL};
 
 /// A string being read.
 #[derive(Clone, Debug, Default)]
@@ -90,16 +90,10 @@ impl Text {
 
     /// The text as a model's name.
     pub(super) fn model(&self) -> Result<Box<str>, Fault> {
-        match self.spoilt {
-            Some(Spoilt::TooLong) => return Err(Fault::ModelTooLong),
-            Some(Spoilt::Lone) => return Err(Fault::ModelNotUnicode),
-            None => {}
-        }
-        let name = self.kept().and_then(|name| std::str::from_utf8(name).ok());
-        match name {
-            None => Err(Fault::ModelNotUnicode),
-            Some("") => Err(Fault::ModelEmpty),
-            Some(name) => Ok(name.into()),
+        match (self.spoilt, self.high) {
+            (Some(Spoilt::TooLong), _) => Err(Fault::ModelTooLong),
+            (Some(Spoilt::Lone), _) | (None, Some(_)) => Err(Fault::ModelNotUnicode),
+            (None, None) => model_name(&self.kept),
         }
     }
 
@@ -147,6 +141,18 @@ enum Spoilt {
     /// A surrogate without its other half.
     Lone,
     TooLong,
+}
+
+/// A model's name as it may be used, from its bytes.
+pub(in crate::request) fn model_name(bytes: &[u8]) -> Result<Box<str>, Fault> {
+    if bytes.len() > MAX_MODEL {
+        return Err(Fault::ModelTooLong);
+    }
+    match std::str::from_utf8(bytes) {
+        Ok("") => Err(Fault::ModelEmpty),
+        Ok(name) => Ok(name.into()),
+        Err(_) => Err(Fault::ModelNotUnicode),
+    }
 }
 
 /// At least four bytes, the first four of them hex digits.
