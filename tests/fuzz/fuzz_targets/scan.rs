@@ -1,0 +1,50 @@
+//! The scanner of JSON bodies: no panic, the same at every split, and it takes and refuses what serde_json
+//! does, but for the documented differences.
+#![no_main]
+
+use gateway_user::request::scan::{Fault, Fields, Scanner};
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+
+fuzz_target!(|input: (u16, &[u8])| {
+    let (split, body) = input;
+    let found = scan(&[body]);
+    let (front, back) = body.split_at(usize::from(split).min(body.len()));
+    assert_eq!(scan(&[front, back]), found);
+    let single: Vec<_> = body.chunks(1).collect();
+    assert_eq!(scan(&single), found);
+
+    match (serde_json::from_slice::<Value>(body), found) {
+        (Ok(Value::Object(object)), Ok(fields)) => {
+            // Refused when it comes twice, so there is one value to compare with.
+            let model = object.get("model").map(|model| model.as_str().unwrap());
+            assert_eq!(fields.model.as_deref(), model);
+            assert_eq!(fields.stream, object.get("stream") == Some(&Value::Bool(true)));
+            let options = object.get("stream_options");
+            let usage = options.and_then(|options| options.get("include_usage")?.as_bool());
+            assert_eq!(fields.include_usage, usage);
+            let prompt = fields.prompt.map(|place| &body[place.start as usize..place.end as usize]);
+            let prompt = prompt.map(|text| serde_json::from_slice::<Value>(text).unwrap());
+            let known = ["messages", "prompt", "input"].map(|name| object.get(name));
+            assert_eq!(prompt.is_some(), known.iter().any(Option::is_some));
+            assert!(prompt.is_none() || known.contains(&prompt.as_ref()));
+        }
+        (Ok(Value::Object(_)), Err(fault)) => assert_eq!(fault.param(), Some("model")),
+        (Ok(_), found) => assert_eq!(found, Err(Fault::NotObject)),
+        (Err(error), Ok(_)) => {
+            let error = error.to_string();
+            let documented =
+                ["surrogate", "hex escape", "out of range", "unicode code point", "recursion"];
+            assert!(documented.iter().any(|part| error.contains(part)), "{error}");
+        }
+        (Err(_), Err(_)) => {}
+    }
+});
+
+fn scan(pieces: &[&[u8]]) -> Result<Fields, Fault> {
+    let mut scanner = Scanner::new();
+    for piece in pieces {
+        scanner.feed(piece)?;
+    }
+    scanner.finish()
+}
