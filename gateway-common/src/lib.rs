@@ -4,7 +4,11 @@
 //!
 //! - [`framing`]: where an HTTP/1.1 body ends; both sides run this very machine.
 //! - [`limits`]: the bounds that both sides must agree on.
+//! - [`score`]: what the gateway makes of each pod, as published in a map.
+//! - [`steer`]: which connections go to which workers, and how many did.
 #![no_std]
 
 pub mod framing;
 pub mod limits;
+pub mod score;
+pub mod steer;

@@ -1,0 +1,20 @@
+//! The kernel programs of Sluice, one file a concern, each with its counterpart of the same name in
+//! gateway-common (map layouts) and in the daemon's `kernel` module:
+//!
+//! - [`steer`]: gives a new connection to a worker's listening socket (sk_lookup).
+//! - [`maps`]: every map, and who writes it.
+#![no_std]
+#![no_main]
+
+mod maps;
+mod steer;
+
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "license")]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+// No reachable code panics: the verifier would refuse the loop. The compiler asks for the symbol all the same.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
