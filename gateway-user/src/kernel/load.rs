@@ -1,0 +1,215 @@
+//! Gets the compiled programs into the kernel, or says in plain words why not.
+
+use std::io::ErrorKind;
+use std::{fs, io};
+
+use aya::maps::MapError;
+use aya::programs::{ProgramError, SkLookup};
+use aya::{Ebpf, EbpfError, EbpfLoader};
+
+use super::log;
+use super::system::{self, Release};
+use crate::config::KernelLog;
+
+/// Why the kernel programs cannot be used here.
+#[derive(Debug, thiserror::Error)]
+pub enum Unfit {
+    /// The process lacks capabilities.
+    #[error("steering needs CAP_BPF and CAP_NET_ADMIN; this process lacks {missing}")]
+    Capability {
+        /// The ones that it lacks.
+        missing: String,
+    },
+    /// The kernel forbids it although the capabilities are there.
+    #[error(
+        "the kernel forbids to {what}; a seccomp profile, lockdown or a user namespace stands before it"
+    )]
+    Forbidden {
+        /// What was to be done.
+        what: String,
+    },
+    /// The kernel does not have what the programs need.
+    #[error("kernel {release} cannot {what}; 5.10 is the first that can")]
+    Kernel {
+        /// The kernel's release string.
+        release: String,
+        /// What was to be done.
+        what: String,
+    },
+    /// The kernel's verifier refused a program.
+    #[error("the kernel refused the program `{program}`: {line}")]
+    Refused {
+        /// The program's name.
+        program: String,
+        /// The verifier's last line.
+        line: String,
+    },
+    /// The object is not one of ours: a program or map is missing or laid out otherwise.
+    #[error("the object with the kernel programs does not fit this daemon: {0}")]
+    Object(String),
+    /// Something else failed.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was to be done.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// The programs that were compiled with this daemon.
+pub(super) const OBJECT: &[u8] =
+    aya::include_bytes_aligned!("../../../gateway-ebpf/object/sluice.bpf.o");
+
+#[cfg(target_endian = "big")]
+compile_error!(
+    "the kernel programs are compiled for little-endian machines: gateway-ebpf/object/sluice.bpf.o would not load"
+);
+
+/// Creates the maps and prepares the programs of `object`; nothing is attached.
+pub(super) fn load(object: &[u8], log: KernelLog) -> Result<Ebpf, Unfit> {
+    let missing = system::missing_capabilities();
+    if !missing.is_empty() {
+        return Err(Unfit::Capability { missing: missing.join(" and ") });
+    }
+    raise_memory_limit();
+    let level = log::level(log);
+    let mut loader = EbpfLoader::new();
+    loader.override_global(LOG_LEVEL, &level, true);
+    if log == KernelLog::Off {
+        // One page, as nothing will be in it.
+        loader.map_max_entries(LOG_BUFFER, 1);
+    }
+    loader.load(object).map_err(|error| match error {
+        EbpfError::MapError(error) => Unfit::map("create the maps", error),
+        EbpfError::ProgramError(error) => Unfit::program("prepare the programs", "", error),
+        error => Unfit::Object(chain(&error)),
+    })
+}
+
+/// Attaches the sk_lookup program `name` to the network namespace of the calling thread. It stays until
+/// `ebpf` is dropped.
+pub(super) fn attach(ebpf: &mut Ebpf, name: &str) -> Result<(), Unfit> {
+    let program: &mut SkLookup = ebpf
+        .program_mut(name)
+        .ok_or_else(|| Unfit::Object(format!("no program {name}")))?
+        .try_into()
+        .map_err(|error: ProgramError| Unfit::Object(chain(&error)))?;
+    program.load().map_err(|error| Unfit::program("load sk_lookup programs", name, error))?;
+    // The thread's, not the process': a thread may have moved to another.
+    let netns = fs::File::open("/proc/thread-self/ns/net").map_err(|source| Unfit::System {
+        what: "open the network namespace".to_owned(),
+        source,
+    })?;
+    program
+        .attach(netns)
+        .map_err(|error| Unfit::program("attach sk_lookup programs", name, error))?;
+    Ok(())
+}
+
+impl Unfit {
+    /// From an error about a map.
+    pub(super) fn map(what: &str, error: MapError) -> Self {
+        match error {
+            MapError::CreateError { name, io_error } => {
+                Self::system(&format!("{what} ({name})"), io_error)
+            }
+            MapError::SyscallError(error) => Self::system(what, error.io_error),
+            error => Self::Object(chain(&error)),
+        }
+    }
+
+    fn program(what: &str, program: &str, error: ProgramError) -> Self {
+        match error {
+            ProgramError::LoadError { io_error, verifier_log } => {
+                Self::refused(what, program, io_error, &verifier_log.to_string())
+            }
+            ProgramError::SyscallError(error) => Self::system(what, error.io_error),
+            error => Self::Object(chain(&error)),
+        }
+    }
+
+    /// From a load that failed: the verifier minds something, or the kernel does before it comes to that.
+    fn refused(what: &str, program: &str, source: io::Error, log: &str) -> Self {
+        match last_line(log) {
+            Some(line) => Self::Refused { program: program.to_owned(), line },
+            None => Self::system(what, source),
+        }
+    }
+
+    fn system(what: &str, source: io::Error) -> Self {
+        let what = what.to_owned();
+        if source.kind() == ErrorKind::PermissionDenied {
+            return Self::Forbidden { what };
+        }
+        // By version only to explain a failure: vendors carry newer features in older kernels.
+        if Release::running().is_some_and(|release| release < Release(5, 10, 0)) {
+            return Self::Kernel { release: system::release(), what };
+        }
+        Self::System { what, source }
+    }
+}
+
+/// The line in which the verifier says what it minds: the last one before its statistics.
+fn last_line(log: &str) -> Option<String> {
+    log.lines()
+        .map(str::trim)
+        .rfind(|line| {
+            let statistics = ["processed ", "verification time ", "stack depth "];
+            !line.is_empty() && !statistics.iter().any(|s| line.starts_with(s))
+        })
+        .map(str::to_owned)
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Kernels before 5.11 count maps against RLIMIT_MEMLOCK, whose default of 64 KiB is too small. Best effort:
+/// without the right to raise it, creating the maps says so.
+fn raise_memory_limit() {
+    if Release::running().is_none_or(|release| release >= Release(5, 11, 0)) {
+        return;
+    }
+    let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the pointer is to a live rlimit, which the call only reads.
+    let _ = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
+}
+
+/// aya-log's names: of the level and of the ring buffer.
+const LOG_LEVEL: &str = aya_log::LEVEL;
+const LOG_BUFFER: &str = "AYA_LOGS";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verifiers_complaint_is_found() {
+        let log = "0: R1=ctx()\n1: (79) r2 = *(u64 *)(r1 +8)\ninvalid bpf_context access off=8 size=8\n\
+                   verification time 40 usec\nstack depth 0\nprocessed 2 insns (limit 1000000)\n\n";
+        let want = "invalid bpf_context access off=8 size=8";
+        assert_eq!(last_line(log).as_deref(), Some(want));
+        assert_eq!(last_line("processed 0 insns\n"), None);
+        assert_eq!(last_line(""), None);
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_plain_words() {
+        let error = io::Error::from_raw_os_error(libc::EACCES);
+        let said = Unfit::refused("load", "steer", error, "R1 is bad\n").to_string();
+        assert_eq!(said, "the kernel refused the program `steer`: R1 is bad");
+        let error = io::Error::from_raw_os_error(libc::EPERM);
+        assert!(matches!(Unfit::refused("load", "steer", error, ""), Unfit::Forbidden { .. }));
+    }
+}
