@@ -4,3 +4,5 @@ pub mod engine;
 
 #[path = "../bench/mod.rs"]
 pub mod bench;
+
+pub mod netns;

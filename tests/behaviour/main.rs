@@ -1,0 +1,3 @@
+//! Behaviour tests, one module for each module of the daemon.
+
+mod steer;

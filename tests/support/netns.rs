@@ -1,0 +1,71 @@
+//! A network namespace for one test: its own loopback, addresses and ports, gone when the test ends.
+//!
+//! Needs root. Without it the test fails, unless `SLUICE_UNPRIVILEGED=1` says that this is known; then it
+//! is noted as skipped, on stderr and in the file that `SLUICE_TEST_PRIVILEGED_LOG` names.
+
+#![allow(clippy::panic, reason = "a test that cannot be set up has failed")]
+
+use std::io::Write as _;
+use std::process::Command;
+use std::{env, fs, io, panic, thread};
+
+/// Runs `test` in a network namespace of its own, where every address of `blocks` is local.
+///
+/// The namespace is the thread's: what `test` spawns inherits it, what ran before stays outside.
+///
+/// # Panics
+/// The test panicked, or this process may not make namespaces.
+pub fn run(blocks: &[&str], test: impl FnOnce() + Send + 'static) {
+    let name = thread::current().name().unwrap_or("a test").to_owned();
+    if let Some(lacks) = lacks_privileges() {
+        assert!(
+            env::var_os("SLUICE_UNPRIVILEGED").is_some_and(|v| v == "1"),
+            "{name} needs root ({lacks}); SLUICE_UNPRIVILEGED=1 leaves it out"
+        );
+        note(&format!("skipped {name}: {lacks}"));
+        return;
+    }
+    let blocks: Vec<String> = blocks.iter().map(|block| (*block).to_owned()).collect();
+    let thread = thread::Builder::new().name(name.clone()).spawn(move || {
+        // SAFETY: the call changes this thread's namespace and touches no memory.
+        let left = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        assert_eq!(left, 0, "unshare: {}", io::Error::last_os_error());
+        ip(&["link", "set", "lo", "up"]);
+        for block in &blocks {
+            ip(&["route", "add", "local", block, "dev", "lo"]);
+        }
+        test();
+    });
+    match thread.unwrap_or_else(|error| panic!("no thread: {error}")).join() {
+        Ok(()) => note(&format!("ran {name}")),
+        Err(failed) => panic::resume_unwind(failed),
+    }
+}
+
+/// Runs iproute2 in the calling thread's namespace.
+fn ip(args: &[&str]) {
+    let output = Command::new("ip").args(args).output();
+    let output = output.unwrap_or_else(|error| panic!("ip (iproute2) does not start: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "ip {}: {said}", args.join(" "));
+}
+
+/// What stands between this thread and a namespace with kernel programs.
+fn lacks_privileges() -> Option<String> {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap_or("0");
+    let has = u64::from_str_radix(hex.trim(), 16).unwrap_or(0);
+    let wanted = [("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21)];
+    wanted.iter().find(|(_, bit)| has & (1 << bit) == 0).map(|(name, _)| format!("no {name}"))
+}
+
+/// Past the test harness, which keeps back what a passing test prints.
+fn note(line: &str) {
+    if line.starts_with("skipped") {
+        let _ = writeln!(io::stderr(), "NOT RUN: {line}");
+    }
+    let Some(path) = env::var_os("SLUICE_TEST_PRIVILEGED_LOG") else { return };
+    let file = fs::OpenOptions::new().append(true).create(true).open(path);
+    let written = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+    written.unwrap_or_else(|error| panic!("SLUICE_TEST_PRIVILEGED_LOG: {error}"));
+}
