@@ -251,3 +251,9 @@ pub(crate) const LLVM: &str = "/usr/lib/llvm-22";
 const TRIPLE: &str = "bpfel-unknown-none";
 
 const RECORD: &str = "toolchain.txt";
+//! Stands in for the task until its branch is merged.
+
+/// Always fails.
+pub(crate) fn run() -> anyhow::Result<()> {
+    anyhow::bail!("not merged yet")
+}

@@ -1,2 +1,75 @@
-//! The project's tasks.
-fn main() {}
+//! The project's tasks: `cargo xtask TASK`.
+//!
+//! Whatever CI, a contributor or a document runs is one of these, so that a failure in CI is one
+//! command away on any machine. One file holds one task with its options; this file only names them.
+
+mod bench;
+mod build_ebpf;
+mod ci;
+mod demo;
+mod e2e;
+mod fuzz;
+mod lint;
+mod setup_ebpf;
+mod shell;
+mod test;
+mod verify_ebpf;
+
+use clap::{Parser, Subcommand};
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().task {
+        Task::Bench(options) => bench::run(&options),
+        Task::BuildEbpf => build_ebpf::run(),
+        Task::Ci => ci::run(),
+        Task::Demo(options) => demo::run(&options),
+        Task::E2e(options) => e2e::run(&options),
+        Task::Fuzz(options) => fuzz::run(&options),
+        Task::Lint => lint::run(),
+        Task::SetupEbpf => setup_ebpf::run(),
+        Task::Test(options) => test::run(&options),
+        Task::VerifyEbpf => verify_ebpf::run(),
+    }
+}
+
+/// The project's tasks.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Measure the gateway beside a plain proxy and beside no gateway at all.
+    #[command(after_help = "Example: cargo xtask bench request --seconds 5 --repeats 3")]
+    Bench(bench::Options),
+    /// Compile the kernel programs into the object that is checked in.
+    #[command(after_help = "Example: cargo xtask build-ebpf")]
+    BuildEbpf,
+    /// Run all that CI runs: lint, verify-ebpf, test. Every step runs; what failed is named last.
+    #[command(after_help = "Example: cargo xtask ci")]
+    Ci,
+    /// Show the gateway at work on this machine, with simulated model servers.
+    #[command(after_help = "Example: cargo xtask demo --requests 200")]
+    Demo(demo::Options),
+    /// Test against real model servers.
+    #[command(after_help = "Example: cargo xtask e2e --real-vllm")]
+    E2e(e2e::Options),
+    /// Run each fuzz target for a while.
+    #[command(after_help = "Example: cargo xtask fuzz --seconds 30 framing")]
+    Fuzz(fuzz::Options),
+    /// Check formatting, lints, and that no machine's own paths are committed.
+    #[command(after_help = "Example: cargo xtask lint")]
+    Lint,
+    /// Install the pinned tool chain that compiles the kernel programs.
+    #[command(after_help = "Example: cargo xtask setup-ebpf")]
+    SetupEbpf,
+    /// Run every test, and first install what the tests need.
+    #[command(after_help = "Example: cargo xtask test -- framing")]
+    Test(test::Options),
+    /// Rebuild the kernel programs and compare them with the object that is checked in.
+    #[command(after_help = "Example: cargo xtask verify-ebpf")]
+    VerifyEbpf,
+}
