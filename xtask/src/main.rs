@@ -15,10 +15,22 @@ mod shell;
 mod test;
 mod verify_ebpf;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().task {
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            shell::progress(format_args!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    match task {
         Task::Bench(options) => bench::run(&options),
         Task::BuildEbpf => build_ebpf::run(),
         Task::Ci => ci::run(),

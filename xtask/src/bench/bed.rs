@@ -1,0 +1,195 @@
+//! The bed that benchmarks run on: programs, processors, pods, and one measurement at a time.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::Pid;
+
+use super::Common;
+use super::process::Process;
+use super::report::Report;
+use super::target::{Gateway, Target};
+use crate::shell;
+
+/// Where and with what to measure.
+pub(super) struct Bed {
+    /// Configurations and logs.
+    pub(super) folder: PathBuf,
+    /// The processor that the gateway has to itself.
+    pub(super) gateway_processor: usize,
+    load_processor: usize,
+    quiet: Duration,
+}
+
+impl Bed {
+    /// Builds the programs for release and makes sure that the targets can be started.
+    ///
+    /// # Errors
+    /// Something cannot be built or installed, or there is one processor only.
+    pub(super) fn prepare(common: &Common) -> anyhow::Result<Self> {
+        let folder = shell::target().join("bench");
+        fs::create_dir_all(&folder)?;
+        let allowed = sched_getaffinity(Pid::from_raw(0))?;
+        let mut processors = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu) == Ok(true));
+        let (Some(gateway_processor), Some(load_processor)) =
+            (processors.next(), processors.next())
+        else {
+            bail!("a benchmark needs two processors: one for the gateway, one for pods and load");
+        };
+        if common.targets.contains(&Target::Haproxy) {
+            shell::ensure_program("haproxy", "haproxy")?;
+        }
+        let mut build = shell::cargo();
+        build.args(["build", "--release", "--package", "sluice-tests"]);
+        build.args(["--bin", "bench-load", "--bin", "bench-pod"]);
+        if common.targets.contains(&Target::Sluice) {
+            build.args(["--package", "gateway-user", "--bin", "sluice"]);
+        }
+        shell::run(&mut build)?;
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+        let quiet = Duration::from_secs(common.quiet.into());
+        Ok(Self { folder, gateway_processor, load_processor, quiet })
+    }
+
+    /// A program of this repository, built for release.
+    pub(super) fn program(&self, name: &str) -> PathBuf {
+        shell::target().join("release").join(name)
+    }
+
+    /// Starts a target in front of so many pods, and waits until it answers.
+    ///
+    /// # Errors
+    /// One of them ended, or there is no answer in time.
+    pub(super) fn start(&self, target: Target, pods: u8) -> anyhow::Result<Running<'_>> {
+        let addresses: Vec<SocketAddr> =
+            (1..=pods).map(|pod| (Ipv4Addr::new(127, 0, 1, pod), POD_PORT).into()).collect();
+        let mut command = Command::new(self.program("bench-pod"));
+        command.args(["--model", MODEL]).args(addresses.iter().map(SocketAddr::to_string));
+        addresses.iter().try_for_each(ensure_free)?;
+        let log = self.folder.join("pods.log");
+        let mut pods = Process::start(&mut command, self.load_processor, log)?;
+        for address in &addresses {
+            wait_for_answer(*address, &mut pods)?;
+        }
+        let mut gateway = target.start(self, &addresses)?;
+        if let Some(process) = &mut gateway.process {
+            for address in &gateway.addresses {
+                wait_for_answer(*address, process)?;
+            }
+        }
+        Ok(Running { bed: self, gateway, pods })
+    }
+}
+
+/// A target and its pods; both end when it is dropped.
+pub(super) struct Running<'a> {
+    bed: &'a Bed,
+    // In this order: the gateway ends first, so that it sees no dying pods.
+    gateway: Gateway,
+    pods: Process,
+}
+
+impl Running<'_> {
+    /// Runs the load generator with those arguments, when the machine is quiet.
+    ///
+    /// # Errors
+    /// The load generator failed, or the gateway or the pods ended.
+    pub(super) fn measure(&mut self, args: &[String]) -> anyhow::Result<Report> {
+        self.wait_for_quiet()?;
+        let report = self.load(args)?;
+        self.pods.check()?;
+        if let Some(gateway) = &mut self.gateway.process {
+            gateway.check()?;
+        }
+        Ok(report)
+    }
+
+    fn load(&self, args: &[String]) -> anyhow::Result<Report> {
+        let mut command = Command::new(self.bed.program("bench-load"));
+        let to: BTreeSet<String> =
+            self.gateway.addresses.iter().map(SocketAddr::to_string).collect();
+        command.args(["--model", MODEL, "--pod", &self.pods.pid().to_string()]);
+        command.arg("--to").arg(to.into_iter().collect::<Vec<_>>().join(","));
+        if let Some(gateway) = &self.gateway.process {
+            command.args(["--gateway", &gateway.pid().to_string()]);
+        }
+        command.args(args);
+        let log = self.bed.folder.join("load.log");
+        let printed = Process::output(&mut command, self.bed.load_processor, log)?;
+        serde_json::from_str(&printed).with_context(|| format!("from bench-load: {printed}"))
+    }
+
+    /// Waits, but not for ever, until the other programs of the machine leave it alone.
+    fn wait_for_quiet(&self) -> anyhow::Result<()> {
+        let look = ["--warmup", "0", "--seconds", "0.5", "idle"].map(String::from);
+        let start = Instant::now();
+        while start.elapsed() < self.bed.quiet {
+            if self.load(&look)?.other_percent < QUIET_PERCENT {
+                return Ok(());
+            }
+        }
+        shell::progress("other programs are busy; measuring all the same");
+        Ok(())
+    }
+}
+
+/// Checks that nobody listens there: another's answers would be taken for ours.
+pub(super) fn ensure_free(address: &SocketAddr) -> anyhow::Result<()> {
+    let taken = TcpStream::connect_timeout(address, Duration::from_secs(1)).is_ok();
+    ensure!(!taken, "something listens at {address} already; does another benchmark run?");
+    Ok(())
+}
+
+/// Waits until a chat request at that address gets a 200.
+fn wait_for_answer(address: SocketAddr, process: &mut Process) -> anyhow::Result<()> {
+    let start = Instant::now();
+    loop {
+        process.check()?;
+        match answer(address) {
+            Ok(head) if head.starts_with("HTTP/1.1 200") => return Ok(()),
+            Ok(head) if start.elapsed() > PATIENCE => bail!("{address} answers {head:?}"),
+            Err(error) if start.elapsed() > PATIENCE => {
+                return Err(error).with_context(|| format!("no answer from {address}"));
+            }
+            _ => sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// The status line of the answer to a short chat request.
+fn answer(address: SocketAddr) -> std::io::Result<String> {
+    let body =
+        format!("{{\"model\":\"{MODEL}\",\"stream\":false,\"max_tokens\":1,\"messages\":[]}}");
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    write!(
+        stream,
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n\
+         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    let mut head = [0; 512];
+    let length = stream.read(&mut head)?;
+    let head = String::from_utf8_lossy(head.get(..length).unwrap_or_default()).into_owned();
+    Ok(head.lines().next().unwrap_or_default().to_owned())
+}
+
+/// The model that pods serve and requests name.
+pub(super) const MODEL: &str = "meta-llama/Llama-3.1-8B-Instruct";
+
+/// Of every pod; each has an address of its own.
+const POD_PORT: u16 = 28_000;
+/// A gateway that gives no answer for so long will not.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Processor time of other programs below which a measurement may begin.
+const QUIET_PERCENT: f64 = 6.0;
