@@ -168,8 +168,10 @@ fn wait_for_answer(address: SocketAddr, process: &mut Process) -> anyhow::Result
 
 /// The status line of the answer to a short chat request.
 fn answer(address: SocketAddr) -> std::io::Result<String> {
-    let body =
-        format!("{{\"model\":\"{MODEL}\",\"stream\":false,\"max_tokens\":1,\"messages\":[]}}");
+    let body = format!(
+        "{{\"model\":\"{MODEL}\",\"stream\":false,\"max_tokens\":1,\
+         \"messages\":[{{\"role\":\"user\",\"content\":\"up?\"}}]}}"
+    );
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
     write!(

@@ -17,7 +17,7 @@ pub(super) struct Options {
     /// Seconds that a measurement takes.
     #[arg(long, default_value_t = 20)]
     seconds: u32,
-    /// Pods; each shows a metrics page of 50 KB.
+    /// Pods; each shows a metrics page of 50 KB, as a real model server does.
     #[arg(long, default_value_t = 16)]
     pods: u8,
     #[command(flatten)]
