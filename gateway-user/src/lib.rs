@@ -1,7 +1,40 @@
-//! The Sluice daemon.
+//! The Sluice daemon: the life of a request, module by module.
+//!
+//! 1. [`listen`]: sk_lookup, or an ordinary listener, hands a connection to a worker; [`connection`] serves its
+//!    requests one after the other.
+//! 2. [`request`]: head, body, and in the body the model.
+//! 3. [`route`]: the model's name leads to a pool, and perhaps to an adapter.
+//! 4. [`schedule`]: filter, score, pick; [`pool`] reserves the place in the same step.
+//! 5. [`admit`]: no pod fits: 429 or 503.
+//! 6. [`upstream`]: a kept connection to the pod, or a new one.
+//! 7. [`flow`]: the answer is held until its first content, then carried to the client. It ends once.
+//! 8. [`account`]: what is left of the request: counts, times, a log line.
+//!
+//! Beside it: [`config`], [`observe`] (what pods say of themselves), [`watch`] (into the pools), [`publish`] (into the
+//! kernel), [`metrics`], [`admin`] and [`status`] (for operators), [`run`] (start and stop), [`cli`]. [`kernel`] is the only
+//! module that names aya. [`gateway`] is what all parts share, [`client`] the client's socket, [`error`] what a
+//! client is told.
+
+pub mod account;
+pub mod admin;
+pub mod admit;
 pub mod cli;
+pub mod client;
 pub mod config;
+pub mod connection;
+pub mod error;
+pub mod flow;
+pub mod gateway;
 pub mod kernel;
+pub mod listen;
 pub mod metrics;
+pub mod observe;
+pub mod pool;
+pub mod publish;
 pub mod request;
+pub mod route;
+pub mod run;
 pub mod schedule;
+pub mod status;
+pub mod upstream;
+pub mod watch;

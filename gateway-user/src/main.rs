@@ -1,2 +1,7 @@
 //! The `sluice` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    gateway_user::cli::main()
+}

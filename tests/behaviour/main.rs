@@ -1,3 +1,4 @@
-//! Behaviour tests, one module for each module of the daemon.
+//! What the gateway does, seen from outside: one module for each subject.
 
+mod framing;
 mod steer;

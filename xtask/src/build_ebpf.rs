@@ -63,7 +63,8 @@ impl Tools {
         let (rustc, cargo) = (bin.join("rustc"), bin.join("cargo"));
         let llvm = PathBuf::from(LLVM).join("bin");
         let bpf_linker = cargo_home().join("bin/bpf-linker");
-        let bpf_linker = if bpf_linker.is_file() { Some(bpf_linker) } else { shell::find("bpf-linker") };
+        let bpf_linker =
+            if bpf_linker.is_file() { Some(bpf_linker) } else { shell::find("bpf-linker") };
 
         let mut missing = Vec::new();
         let packages = [
@@ -251,9 +252,3 @@ pub(crate) const LLVM: &str = "/usr/lib/llvm-22";
 const TRIPLE: &str = "bpfel-unknown-none";
 
 const RECORD: &str = "toolchain.txt";
-//! Stands in for the task until its branch is merged.
-
-/// Always fails.
-pub(crate) fn run() -> anyhow::Result<()> {
-    anyhow::bail!("not merged yet")
-}

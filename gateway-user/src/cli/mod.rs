@@ -1,2 +1,94 @@
-//! The commands of `sluice`.
+//! The command line: one file for each command.
+
 pub mod check;
+pub mod probe;
+pub mod status;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+use crate::config;
+use crate::run;
+
+/// An inference gateway: sends each LLM request to the GPU pod that will answer it soonest.
+#[derive(Debug, Parser)]
+#[command(name = "sluice", version, max_term_width = 100)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+    /// How log lines look. RUST_LOG chooses which: `RUST_LOG=debug sluice run ...`.
+    #[arg(long, global = true, value_enum, default_value = "text", env = "SLUICE_LOG_FORMAT")]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the pools of a configuration until SIGTERM.
+    #[command(after_help = "Example: sluice run --config gateway.yaml")]
+    Run {
+        /// The configuration, see `sluice check --defaults`.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Check a configuration and print what is in effect, with every default.
+    #[command(after_help = "Example: sluice check --config gateway.yaml")]
+    Check(check::Options),
+    /// Print which kernel features work here, and why others do not.
+    #[command(after_help = "Example: sluice probe --json")]
+    Probe(probe::Options),
+    /// Ask a running gateway for its pools, pods, signals and scores.
+    #[command(after_help = "Example: sluice status --admin 127.0.0.1:9901 --json")]
+    Status(status::Options),
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Does what the command line asks for.
+pub fn main() -> ExitCode {
+    let Args { command, log_format } = Args::parse();
+    start_log(log_format);
+    match command {
+        Command::Run { config } => serve(&config),
+        Command::Check(options) => check::run(&options).unwrap_or_else(|error| {
+            eprintln!("sluice: {error:#}");
+            ExitCode::FAILURE
+        }),
+        Command::Probe(options) => probe::run(&options),
+        Command::Status(options) => status::run(&options),
+    }
+}
+
+fn serve(path: &std::path::Path) -> ExitCode {
+    let loaded = match config::load(path) {
+        Ok(loaded) => loaded,
+        Err(errors) => {
+            eprintln!("{errors}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match run::run(loaded) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sluice: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}

@@ -82,6 +82,7 @@ impl Builder<'_> {
             limits: self.limits(&spec.limits, spec.bbr.max_request_body_bytes, &path),
             schedulers: self.schedulers(spec.schedulers, &path.field("schedulers")),
             workers: usize::try_from(spec.workers).unwrap_or(usize::MAX),
+            access_log: spec.access_log,
         }
     }
 

@@ -102,6 +102,8 @@ pub struct Config {
     pub schedulers: Vec<Scheduler>,
     /// Worker threads; 0 is one for each core.
     pub workers: usize,
+    /// One log line for each request that reached a pool. Default: no.
+    pub access_log: bool,
 }
 
 /// One address that clients connect to.
@@ -168,8 +170,8 @@ pub struct Limits {
     pub max_connections: usize,
     /// Longest request head, in bytes. Default 64 KiB.
     pub max_head_bytes: usize,
-    /// Longest request body, in bytes (`bbr.maxRequestBodyBytes`). Default 256 MiB, the managed
-    /// product's; never more than `max_buffered_bytes`.
+    /// Longest request body, in bytes (`bbr.maxRequestBodyBytes`). Default 64 MiB; never more than
+    /// `max_buffered_bytes`.
     pub max_body_bytes: usize,
     /// Memory for request bodies of all connections together, in bytes. Default 1 GiB.
     pub max_buffered_bytes: usize,

@@ -47,6 +47,7 @@ impl Config {
             },
             limits: limits(&self.limits),
             workers: count(self.workers),
+            access_log: self.access_log,
             schedulers: self.schedulers.iter().map(scheduler).collect(),
             ..Spec::default()
         }

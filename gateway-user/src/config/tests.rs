@@ -32,7 +32,7 @@ fn smallest_document() {
     assert_eq!(config.listeners[0].address.to_string(), "0.0.0.0");
     assert_eq!(config.listeners[0].port, 8080);
     assert_eq!(config.admin.to_string(), "127.0.0.1:9901");
-    assert_eq!(config.limits.max_body_bytes, 256 << 20);
+    assert_eq!(config.limits.max_body_bytes, 64 << 20);
     assert_eq!(config.limits.first_byte_timeout, Duration::from_secs(1800));
     let pods = &config.schedulers[0].pods;
     assert_eq!(pods[0].name, "127.0.0.1:9001");

@@ -1,11 +1,13 @@
 //! What the kernel programs say, passed on to the daemon's log.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aya::Ebpf;
 use aya_log::{EbpfLogger, Level};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 use crate::config::KernelLog;
 
@@ -28,6 +30,29 @@ impl KernelLogReader {
     pub fn flush(&mut self) -> usize {
         self.logger.flush();
         self.forwarded.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl KernelLogReader {
+    /// Passes on records as they come, until dropped. Needs a tokio runtime.
+    pub async fn follow(self) {
+        // SAFETY: the reader owns the ring buffer's descriptor for as long as it lives, always names the
+        // same one, and lives in the registration until that is dropped.
+        let registered = unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) };
+        let Ok(mut log) = registered else {
+            tracing::warn!("what the kernel programs say cannot be read");
+            return;
+        };
+        while let Ok(mut ready) = log.readable_mut().await {
+            ready.get_inner_mut().flush();
+            ready.clear_ready();
+        }
+    }
+}
+
+impl AsRawFd for KernelLogReader {
+    fn as_raw_fd(&self) -> RawFd {
+        self.logger.as_fd().as_raw_fd()
     }
 }
 

@@ -1,7 +1,11 @@
 //! What a request asks for: read from its head and its body, which is forwarded as it came.
 //!
+//! - [`head`]: what the gateway must know of the head, and the head that the pod gets.
+//! - [`body`]: the body, into bounded memory.
 //! - [`multipart`]: model and stream flag of a form (audio transcriptions, image edits).
 //! - [`scan`]: model, stream flag, prompt and priority of a JSON body, in one pass without a DOM.
 
+pub mod body;
+pub mod head;
 pub mod multipart;
 pub mod scan;

@@ -42,7 +42,8 @@ impl Bbr {
     }
 
     fn max_body() -> Size {
-        Size(256 << 20)
+        // The managed product's default is its bound, 256 MiB: too much to hold for one request unasked.
+        Size(64 << 20)
     }
 }
 

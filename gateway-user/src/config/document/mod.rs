@@ -112,6 +112,9 @@ pub struct Spec {
     #[serde(default)]
     #[schemars(range(min = 0, max = 1024))]
     pub workers: u32,
+    /// One log line for each request that reached a pool.
+    #[serde(default)]
+    pub access_log: bool,
     /// The pools, one for each base model.
     #[schemars(length(min = 1, max = 100))]
     pub schedulers: Vec<Scheduler>,

@@ -59,6 +59,21 @@ pub enum EngineKind {
     Vllm,
 }
 
+impl EngineKind {
+    /// Its name, as `/status` shows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LlamaCpp => "llama.cpp",
+            Self::Sglang => "sglang",
+            Self::Tgi => "tgi",
+            Self::Triton => "triton",
+            Self::TrtllmServe => "trtllm-serve",
+            Self::Unknown => "unknown",
+            Self::Vllm => "vllm",
+        }
+    }
+}
+
 /// The body holds no metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", match .0 {

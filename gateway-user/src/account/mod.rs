@@ -1,0 +1,79 @@
+//! What is left of a request when it is over: counts, times, and what was learned of the pod.
+
+pub mod tail;
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tracing::info;
+
+use crate::flow::Exchange;
+use crate::gateway::RequestId;
+use crate::listen::Worker;
+use crate::metrics::Record;
+use crate::pool::Pool;
+
+/// A request that is over.
+#[derive(Debug)]
+pub struct Exchanged<'a> {
+    /// How it went.
+    pub exchange: Exchange,
+    /// The pool that it was for.
+    pub pool: &'a Arc<Pool>,
+    /// Its id.
+    pub id: &'a RequestId,
+    /// When its head was complete.
+    pub started: Instant,
+    /// When its body was complete.
+    pub ready: Instant,
+}
+
+/// Counts a request. Called exactly once for each that reached a pool.
+pub fn finish(done: Exchanged<'_>, worker: &Worker) {
+    let Exchanged { exchange, pool, id, started, ready } = done;
+    let now = Instant::now();
+    let usage = exchange.tail.usage();
+    // Without usage, an event stands for a token; the first has been counted with the prefill.
+    let tokens = usage.completion_tokens.or_else(|| exchange.stream.then_some(exchange.chunks));
+    if let (Some(pod), Some(tokens)) = (&exchange.pod, tokens) {
+        pod.generated(tokens);
+    }
+    let between =
+        |from: Option<Instant>, to: Option<Instant>| Some(to?.saturating_duration_since(from?));
+    // Receiving the body is the client's time, waiting for the pod is the pod's; the rest is ours.
+    let overhead = between(Some(ready), exchange.sent)
+        .zip(between(exchange.first_received, exchange.first_written))
+        .map(|(before, after)| before + after);
+    let record = Record {
+        status: exchange.status,
+        outcome: exchange.outcome,
+        rejection: exchange.rejection,
+        flow: exchange.path,
+        duration: now.saturating_duration_since(started),
+        ttft: exchange.stream.then(|| between(Some(started), exchange.first_received)).flatten(),
+        decode: exchange
+            .stream
+            .then(|| between(exchange.first_received, exchange.last_received))
+            .flatten(),
+        prompt_tokens: usage.prompt_tokens,
+        completion_tokens: tokens,
+        overhead,
+        retries: exchange.retries,
+    };
+    pool.metrics.finished(&record);
+    if worker.gateway.config.access_log {
+        info!(
+            target: "access",
+            id = &**id,
+            pool = &*pool.name,
+            pod = exchange.pod.as_ref().map(|pod| &*pod.name),
+            status = record.status,
+            outcome = ?record.outcome,
+            retries = record.retries,
+            duration_ms = record.duration.as_secs_f64() * 1e3,
+            ttft_ms = record.ttft.map(|ttft| ttft.as_secs_f64() * 1e3),
+            prompt_tokens = record.prompt_tokens,
+            completion_tokens = record.completion_tokens,
+        );
+    }
+}

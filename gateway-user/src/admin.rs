@@ -1,0 +1,127 @@
+//! The operators' side, on its own address: `/metrics`, `/healthz`, `/readyz`, `/status`.
+
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_local;
+use tokio::time::{sleep, timeout};
+use tracing::{debug, warn};
+
+use crate::gateway::Gateway;
+use crate::metrics::Format;
+use crate::publish::Steered;
+use crate::status::Status;
+
+/// What the pages show.
+#[derive(Debug)]
+pub struct Admin {
+    /// The daemon.
+    pub gateway: Arc<Gateway>,
+    /// The kernel's part.
+    pub steered: Rc<Steered>,
+}
+
+/// Serves the pages until dropped.
+pub async fn serve(listener: TcpListener, admin: Admin) {
+    let admin = Rc::new(admin);
+    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                warn!("accepting an admin connection failed: {error}");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let admin = Rc::clone(&admin);
+        spawn_local(async move {
+            let service = service_fn(move |request: Request<Incoming>| {
+                let response = page(&request, &admin);
+                async move { Ok::<_, Infallible>(response) }
+            });
+            let mut http = hyper::server::conn::http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).keep_alive(true);
+            let served =
+                timeout(LIFETIME, http.serve_connection(TokioIo::new(stream), service)).await;
+            if let Ok(Err(error)) = served {
+                debug!("an admin connection failed: {error}");
+            }
+            drop(slot);
+        });
+    }
+}
+
+fn page(request: &Request<Incoming>, admin: &Admin) -> Response<Full<Bytes>> {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are served here\n".into());
+    }
+    let gateway = &admin.gateway;
+    match request.uri().path() {
+        "/metrics" => {
+            let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok());
+            let format = Format::negotiate(accept);
+            let steered = &admin.steered;
+            let page = gateway.exposition(format, steered.is_on(), steered.newly_dropped());
+            with_type(StatusCode::OK, format.content_type(), page)
+        }
+        // Alive, whatever the pods do: a restart would not help them.
+        "/healthz" => text(StatusCode::OK, "ok\n".into()),
+        "/readyz" => match gateway.unready() {
+            None => text(StatusCode::OK, "ok\n".into()),
+            Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+        },
+        "/status" => json(&Status::read(gateway, &admin.steered)),
+        "/status/scores" => json(&admin.steered.scores()),
+        _ => text(
+            StatusCode::NOT_FOUND,
+            "served here: /metrics /healthz /readyz /status /status/scores\n".into(),
+        ),
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> Response<Full<Bytes>> {
+    match serde_json::to_string(value) {
+        Ok(page) => with_type(StatusCode::OK, "application/json", page),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
+}
+
+fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    with_type(status, "text/plain; charset=utf-8", body)
+}
+
+fn with_type(
+    status: StatusCode,
+    content_type: &'static str,
+    body: String,
+) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+/// Connections at once: a few scrapers, probes and people.
+const CONNECTIONS: usize = 64;
+
+/// From a connection's start to a request's head.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long one connection may stay; scrapers that keep theirs open connect anew.
+const LIFETIME: Duration = Duration::from_secs(600);
+
+/// How long accepting rests after it failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

@@ -1,0 +1,157 @@
+//! The client's connection: reading without a buffer of its own while idle, writing, and seeing it leave.
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+/// A client's connection, with what it has sent and nobody has read yet.
+#[derive(Debug)]
+pub struct Client {
+    /// The socket.
+    pub stream: TcpStream,
+    /// Bytes read and not consumed. Empty, and without memory, between requests.
+    pub input: Vec<u8>,
+}
+
+/// A worker's buffer for reads that are handled before the next await: one for all its connections.
+#[derive(Debug)]
+pub struct Scratch(RefCell<Box<[u8]>>);
+
+impl Client {
+    /// A connection just accepted.
+    pub fn new(stream: TcpStream) -> Self {
+        Self { stream, input: Vec::new() }
+    }
+
+    /// Waits for bytes and appends them to `input`. `false`: the client sends no more.
+    pub async fn fill(&mut self, scratch: &Scratch) -> io::Result<bool> {
+        loop {
+            self.stream.readable().await?;
+            let input = &mut self.input;
+            match scratch.read(&self.stream, |bytes| input.extend_from_slice(bytes)) {
+                Ok(count) => return Ok(count > 0),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes consumed bytes off the front of `input`, and gives the memory back when nothing is left.
+    pub fn consume(&mut self, count: usize) {
+        if count >= self.input.len() {
+            self.input = Vec::new();
+        } else {
+            self.input.drain(..count);
+        }
+    }
+
+    /// Reads and throws away until the client ends or `most` bytes or `within` have passed, after sending
+    /// our own end. Closing with bytes unread would reset the connection, and the reset can overtake the
+    /// answer that says what was wrong.
+    pub async fn linger(&mut self, scratch: &Scratch, most: usize, within: Duration) {
+        let socket = socket2::SockRef::from(&self.stream);
+        if socket.shutdown(std::net::Shutdown::Write).is_err() {
+            return;
+        }
+        let stream = &self.stream;
+        let drain = async {
+            let mut seen = 0;
+            while seen < most && stream.readable().await.is_ok() {
+                match scratch.read(stream, |_| {}) {
+                    Ok(0) => break,
+                    Ok(count) => seen += count,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(_) => break,
+                }
+            }
+        };
+        // Either way the connection is dropped next.
+        let _ = timeout(within, drain).await;
+    }
+
+    /// Makes the coming close a reset, so that a client that takes the end of the connection for the end of
+    /// the body sees that it was cut.
+    pub fn reset_on_close(&self) {
+        // Failing leaves an ordinary close, all that is possible then.
+        let _ = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
+    }
+}
+
+impl Scratch {
+    /// A buffer of the size that one read can fill.
+    pub fn new() -> Self {
+        Self(RefCell::new(vec![0; SCRATCH].into_boxed_slice()))
+    }
+
+    /// Reads once, without waiting, and hands the bytes on. 0 is the end of the stream.
+    pub fn read(&self, stream: &TcpStream, take: impl FnOnce(&[u8])) -> io::Result<usize> {
+        let mut buffer = self.0.borrow_mut();
+        let count = stream.try_read(&mut buffer)?;
+        take(buffer.get(..count).unwrap_or_default());
+        Ok(count)
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Returns once the client has left: closed, half-closed or reset. What it sends meanwhile, a pipelined
+/// request, is kept in `input`.
+///
+/// A half-close counts as leaving: model servers take it so, and no client of theirs does it otherwise.
+pub async fn gone(stream: &TcpStream, input: &mut Vec<u8>, scratch: &Scratch) {
+    while input.len() < MAX_PIPELINED {
+        if stream.readable().await.is_err() {
+            return;
+        }
+        match scratch.read(stream, |bytes| input.extend_from_slice(bytes)) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+    }
+    // Nothing more is read, so the end shows only in the socket's state.
+    loop {
+        match stream.ready(Interest::READABLE).await {
+            Ok(ready) if !ready.is_read_closed() => sleep(GONE_POLL).await,
+            _ => return,
+        }
+    }
+}
+
+/// Writes everything, in order.
+pub async fn write_all(stream: &TcpStream, parts: [&[u8]; 2]) -> io::Result<()> {
+    let [mut first, mut second] = parts;
+    while !first.is_empty() || !second.is_empty() {
+        let count = match stream.try_write_vectored(&[IoSlice::new(first), IoSlice::new(second)]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                stream.writable().await?;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let of_first = count.min(first.len());
+        first = first.get(of_first..).unwrap_or_default();
+        second = second.get(count - of_first..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// Fills one read: a TCP segment of loopback is at most this.
+const SCRATCH: usize = 64 * 1024;
+
+/// Bytes of pipelined requests that are kept for a connection whose answer is under way.
+const MAX_PIPELINED: usize = 64 * 1024;
+
+/// How often the end of a connection is looked for when its pipelined requests fill the buffer.
+const GONE_POLL: Duration = Duration::from_millis(50);

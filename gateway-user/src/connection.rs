@@ -1,0 +1,243 @@
+//! A client's connection: one request after the other, each through the phases of the crate's front page.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::debug;
+
+use crate::account::{self, Exchanged};
+use crate::client::{Client, write_all};
+use crate::error::{Refusal, local_response};
+use crate::flow::head::ClientSide;
+use crate::flow::{self, Request};
+use crate::gateway::RequestId;
+use crate::listen::Worker;
+use crate::request::body::{Body, read_body};
+use crate::request::head::{self, Head, Method};
+use crate::route;
+
+/// Serves a connection until it ends.
+pub async fn serve(stream: TcpStream, worker: &Worker) {
+    // Tokens are written as they come; waiting to fill a segment would delay each of them.
+    let _ = stream.set_nodelay(true);
+    let mut client = Client::new(stream);
+    while let Some(head) = next_head(&mut client, worker).await {
+        if !request(&mut client, head, worker).await {
+            return;
+        }
+    }
+}
+
+/// The next request's head, taken off the connection's input. `None`: the connection is over, and whatever
+/// there was to say has been said.
+async fn next_head(client: &mut Client, worker: &Worker) -> Option<Head> {
+    let limits = worker.limits();
+    // Empty lines before a request are skipped (RFC 9112 section 2.2).
+    let blank = |client: &mut Client| {
+        let count = client.input.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+        if count > 0 {
+            client.consume(count);
+        }
+    };
+    blank(client);
+    if client.input.is_empty() {
+        let more = tokio::select! {
+            more = timeout(limits.idle_timeout, client.fill(&worker.scratch)) => more,
+            // Between requests a stopping gateway owes the client nothing.
+            () = worker.stopping() => return None,
+        };
+        if !matches!(more, Ok(Ok(true))) {
+            return None;
+        }
+        blank(client);
+    }
+    let deadline = Instant::now() + limits.header_timeout;
+    loop {
+        let refusal = match head::parse(&client.input, limits.max_head_bytes) {
+            Ok(Some(head)) => {
+                client.consume(head.len);
+                return Some(head);
+            }
+            Ok(None) => match timeout_at(deadline, client.fill(&worker.scratch)).await {
+                Ok(Ok(true)) => continue,
+                Ok(_) => return None,
+                Err(_) if client.input.is_empty() => return None,
+                Err(_) => Refusal {
+                    close: true,
+                    ..Refusal::client(
+                        408,
+                        "header_timeout",
+                        format!(
+                            "The request's head took longer than {} s.",
+                            limits.header_timeout.as_secs_f32()
+                        ),
+                    )
+                },
+            },
+            Err(refusal) => refusal,
+        };
+        let id = worker.request_id(None);
+        refuse(client, &refusal, &id, false, false, worker).await;
+        return None;
+    }
+}
+
+/// One request. Returns whether the connection goes on.
+async fn request(client: &mut Client, head: Head, worker: &Worker) -> bool {
+    let started = Instant::now();
+    let id = worker.request_id(head.request_id.as_deref());
+    let keep_alive = head.keep_alive && !worker.is_stopping();
+    let to_head = head.method == Method::Head;
+    let path = head.path.trim_end_matches('/');
+    match head.method {
+        Method::Post => return inference(client, head, &id, keep_alive, started, worker).await,
+        Method::Get | Method::Head => {
+            let answer = match path {
+                "/v1/models" => Ok(worker.gateway.models_page()),
+                "/health" | "/ping" => worker.gateway.health_page(),
+                _ => match path.strip_prefix("/v1/models/") {
+                    Some(name) => worker.gateway.model_page(&route::unescape(name)),
+                    None => Err(unknown_path(&head)),
+                },
+            };
+            // A body on a GET means nothing here, and reading it is not worth keeping the connection.
+            let keep_alive = keep_alive && head.body == head::BodyLength::Known(0);
+            match answer {
+                Ok(page) => {
+                    let response = local_response(
+                        200,
+                        "application/json",
+                        "",
+                        page.as_bytes(),
+                        &id,
+                        keep_alive,
+                        to_head,
+                    );
+                    write(client, &response).await.is_ok() && keep_alive
+                }
+                Err(refusal) => refuse(client, &refusal, &id, keep_alive, to_head, worker).await,
+            }
+        }
+        Method::Other => {
+            let refusal = Refusal {
+                close: head.body != head::BodyLength::Known(0),
+                ..Refusal::client(
+                    405,
+                    "method_not_allowed",
+                    "Only GET, HEAD and POST are served here.",
+                )
+            };
+            refuse(client, &refusal, &id, keep_alive, false, worker).await
+        }
+    }
+}
+
+/// A POST: body, model, pool, pod, answer, account.
+async fn inference(
+    client: &mut Client,
+    head: Head,
+    id: &RequestId,
+    keep_alive: bool,
+    started: Instant,
+    worker: &Worker,
+) -> bool {
+    let Body { bytes, fields, reserved } = match read_body(client, &head, worker).await {
+        Ok(Some(body)) => body,
+        // The client left, or was too slow to be told so.
+        Ok(None) => return false,
+        Err(refusal) => return refuse(client, &refusal, id, keep_alive, false, worker).await,
+    };
+    let ready = Instant::now();
+    let Some(model) = fields.model.as_deref() else {
+        let refusal = Refusal::bad_field(
+            "model",
+            "model_missing",
+            "The request body has no `model`. Name one of those that GET /v1/models lists.",
+        );
+        return refuse(client, &refusal, id, keep_alive, false, worker).await;
+    };
+    let routes = worker.gateway.routes();
+    let Some(target) = routes.find(model) else {
+        let refusal = Refusal::model_not_found(model);
+        return refuse(client, &refusal, id, keep_alive, false, worker).await;
+    };
+    let mut forward = head.forward;
+    finish_head(&mut forward, bytes.len(), id);
+    let side = ClientSide { http10: head.http10, keep_alive, request_id: id };
+    let request = Request {
+        head: forward,
+        body: bytes,
+        reserved,
+        adapter: target.adapter.as_deref(),
+        to_head: false,
+        side,
+    };
+    target.pool.metrics.requested(model);
+    let exchange = flow::exchange(request, &target.pool, client, worker).await;
+    let keep_alive = exchange.keep_alive;
+    account::finish(Exchanged { exchange, pool: &target.pool, id, started, ready }, worker);
+    keep_alive
+}
+
+fn finish_head(forward: &mut Vec<u8>, body: usize, id: &RequestId) {
+    forward.extend_from_slice(b"content-length: ");
+    forward.extend_from_slice(body.to_string().as_bytes());
+    forward.extend_from_slice(b"\r\nx-request-id: ");
+    forward.extend_from_slice(id.as_bytes());
+    forward.extend_from_slice(b"\r\n\r\n");
+}
+
+fn unknown_path(head: &Head) -> Refusal {
+    let shown: String = head.path.chars().take(PATH_SHOWN).collect();
+    let method = if head.method == Method::Head { "HEAD" } else { "GET" };
+    Refusal::client(404, "unknown_url", format!("Unknown URL: {method} {shown}."))
+}
+
+/// Answers with an error. Returns whether the connection goes on.
+async fn refuse(
+    client: &mut Client,
+    refusal: &Refusal,
+    id: &RequestId,
+    keep_alive: bool,
+    to_head: bool,
+    worker: &Worker,
+) -> bool {
+    debug!(
+        id = &**id,
+        status = refusal.status,
+        code = refusal.code,
+        "refused: {}",
+        refusal.message
+    );
+    worker.gateway.counted.refused(refusal.reason());
+    let keep_alive = keep_alive && !refusal.close;
+    let response = refusal.response(id, keep_alive, to_head);
+    if write(client, &response).await.is_err() {
+        return false;
+    }
+    if !keep_alive {
+        client.linger(&worker.scratch, LINGER_BYTES, LINGER).await;
+    }
+    keep_alive
+}
+
+async fn write(client: &Client, response: &[u8]) -> io::Result<()> {
+    match timeout(LOCAL_WRITE, write_all(&client.stream, [response, &[]])).await {
+        Ok(written) => written,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// Characters of a path that an error quotes.
+const PATH_SHOWN: usize = 200;
+
+/// How much of a refused request is read and thrown away, so that the refusal reaches the client.
+const LINGER_BYTES: usize = 64 * 1024 * 1024;
+
+/// How long that may take.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The gateway's own answers fit into any socket buffer; a client that has filled it is not reading.
+const LOCAL_WRITE: Duration = Duration::from_secs(5);

@@ -1,0 +1,159 @@
+//! What the first bytes of a response say: pass it on, wait for more, or try another pod. Pure.
+//!
+//! A response is held until its first byte of content. vLLM answers `200 OK` about 20 ms after the request,
+//! long before the engine has it; a pod that dies or is shut down in that time is replaced unseen.
+
+/// What to do with a response that is being held.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Verdict {
+    /// Nothing of substance yet.
+    Wait,
+    /// Content has begun: the response is the client's.
+    Release,
+    /// Another pod may do better, as nothing of substance has come.
+    Elsewhere(Trouble),
+}
+
+/// Why another pod may do better.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Trouble {
+    /// 429 or 503: full, starting or scaling. It says nothing about the pod's health.
+    Busy,
+    /// Its engine is dead or shutting down: the next request would fare no better.
+    Stopping,
+    /// 502 or 504 of something before the pod.
+    Broken,
+}
+
+/// Judges what has come so far. `payload` is the body's first bytes without chunk framing, at most
+/// [`ENOUGH`]; `complete` tells that no more will come.
+pub fn judge(status: u16, event_stream: bool, payload: &[u8], complete: bool) -> Verdict {
+    match status {
+        429 | 503 => Verdict::Elsewhere(Trouble::Busy),
+        502 | 504 => Verdict::Elsewhere(Trouble::Broken),
+        500 if stopping(payload) => Verdict::Elsewhere(Trouble::Stopping),
+        500 if !complete && payload.len() < ENOUGH => Verdict::Wait,
+        200 if event_stream => first_event(payload, complete),
+        _ if payload.is_empty() && !complete => Verdict::Wait,
+        _ => Verdict::Release,
+    }
+}
+
+/// The first event of a stream: comments are skipped, an engine's error is a failure.
+fn first_event(payload: &[u8], complete: bool) -> Verdict {
+    let mut rest = payload;
+    loop {
+        match rest.first() {
+            Some(b'\n' | b'\r') => rest = rest.get(1..).unwrap_or_default(),
+            Some(b':') => match memchr::memchr2(b'\n', b'\r', rest) {
+                Some(end) => rest = rest.get(end..).unwrap_or_default(),
+                None => break,
+            },
+            _ => break,
+        }
+    }
+    let enough = complete || payload.len() >= ENOUGH;
+    if rest.is_empty() || rest.starts_with(b":") {
+        return if enough { Verdict::Release } else { Verdict::Wait };
+    }
+    match is_error_event(rest) {
+        Some(true) => Verdict::Elsewhere(Trouble::Stopping),
+        None if !enough => Verdict::Wait,
+        _ => Verdict::Release,
+    }
+}
+
+/// Whether an event is an engine's error: `data: {"error": ...`. `None`: too short to tell.
+pub fn is_error_event(event: &[u8]) -> Option<bool> {
+    // Between the parts, blanks may stand: vLLM writes them in this event and nowhere else.
+    let mut rest = event;
+    for part in [b"data:".as_slice(), b"{", b"\"error\""] {
+        let start = rest.iter().position(|byte| !matches!(byte, b' ' | b'\t'));
+        rest = rest.get(start.unwrap_or(rest.len())..).unwrap_or_default();
+        match rest.strip_prefix(part) {
+            Some(after) => rest = after,
+            None if part.starts_with(rest) => return None,
+            None => return Some(false),
+        }
+    }
+    Some(true)
+}
+
+/// vLLM's words while it drains, and when its engine has died.
+fn stopping(payload: &[u8]) -> bool {
+    [
+        b"cannot schedule new futures after shutdown".as_slice(),
+        b"EngineCore encountered an issue",
+        b"EngineDeadError",
+    ]
+    .iter()
+    .any(|words| memchr::memmem::find(payload, words).is_some())
+}
+
+/// As much of a body as is held and looked at, in bytes. Comments of a long wait are about 14 bytes a
+/// second, error bodies a few hundred.
+pub const ENOUGH: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAM_WAIT: Verdict = Verdict::Wait;
+
+    fn stream(payload: &str) -> Verdict {
+        judge(200, true, payload.as_bytes(), false)
+    }
+
+    #[test]
+    fn comments_hold_and_content_releases() {
+        for (payload, verdict) in [
+            ("", STREAM_WAIT),
+            (": keep-alive", STREAM_WAIT),
+            (": keep-alive\n\n", STREAM_WAIT),
+            (":\n\n:\r\n\r\n", STREAM_WAIT),
+            (": keep-alive\n\ndata: {\"id\":1}\n\n", Verdict::Release),
+            ("data: {\"id\":\"x\"", Verdict::Release),
+            ("data:{\"id\":\"x\"", Verdict::Release),
+            ("event: message_start\n", Verdict::Release),
+            ("data: [DONE]\n\n", Verdict::Release),
+            ("data: {\"err", STREAM_WAIT),
+            ("da", STREAM_WAIT),
+            ("data: {\"error\": {\"message\"", Verdict::Elsewhere(Trouble::Stopping)),
+            ("data: {\"error\":{", Verdict::Elsewhere(Trouble::Stopping)),
+            ("data: { \"error\"", Verdict::Elsewhere(Trouble::Stopping)),
+            (": keep-alive\n\ndata:{\"error\"", Verdict::Elsewhere(Trouble::Stopping)),
+            ("data: {\"errors\":1}", Verdict::Release),
+        ] {
+            assert_eq!(stream(payload), verdict, "{payload:?}");
+        }
+    }
+
+    #[test]
+    fn holding_is_bounded() {
+        let comments = ": keep-alive\n\n".repeat(ENOUGH / 14 + 1);
+        assert_eq!(stream(&comments), Verdict::Release);
+        assert_eq!(judge(200, true, b"", true), Verdict::Release);
+    }
+
+    #[test]
+    fn statuses() {
+        let dead = br#"{"error":{"message":"EngineCore encountered an issue. See"#;
+        let drain = br#"{"error":{"message":"cannot schedule new futures after shutdown"}}"#;
+        for (status, payload, complete, verdict) in [
+            (200, b"".as_slice(), false, Verdict::Wait),
+            (200, b"{", false, Verdict::Release),
+            (200, b"", true, Verdict::Release),
+            (400, b"{", false, Verdict::Release),
+            (404, b"{", false, Verdict::Release),
+            (429, b"", false, Verdict::Elsewhere(Trouble::Busy)),
+            (503, b"", false, Verdict::Elsewhere(Trouble::Busy)),
+            (502, b"", false, Verdict::Elsewhere(Trouble::Broken)),
+            (500, b"{", false, Verdict::Wait),
+            (500, b"{\"error\":\"bug\"}", true, Verdict::Release),
+            (500, dead, false, Verdict::Elsewhere(Trouble::Stopping)),
+            (500, drain, true, Verdict::Elsewhere(Trouble::Stopping)),
+        ] {
+            assert_eq!(judge(status, false, payload, complete), verdict, "{status} {payload:?}");
+        }
+    }
+}

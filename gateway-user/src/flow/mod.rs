@@ -1,0 +1,297 @@
+//! One response on its way from a pod to a client. It ends exactly once, with one outcome.
+//!
+//! [`exchange`] reserves a place, sends, and looks at the first content; while nothing has been passed on,
+//! another pod may take over unseen. [`relay`] carries the rest.
+
+pub mod head;
+pub mod hold;
+pub mod relay;
+pub mod send;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+use tracing::{debug, warn};
+
+use crate::account::tail::Tail;
+use crate::admit;
+use crate::client::{Client, write_all};
+use crate::error::Refusal;
+use crate::flow::head::ClientSide;
+use crate::flow::hold::Trouble;
+use crate::flow::relay::Relayed;
+use crate::flow::send::{Answer, Failure, Watch};
+use crate::gateway::Memory;
+use crate::listen::Worker;
+use crate::metrics::{Outcome, Path, PathReason, Rejection};
+use crate::pool::{Ask, Place, Pod, PodId, Pool};
+
+/// A request that is ready to be sent.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// The whole head for the pod, with the empty line.
+    pub head: Vec<u8>,
+    /// The body's bytes as the client sent them.
+    pub body: Vec<u8>,
+    /// Their part of the memory that bodies may take together.
+    pub reserved: Memory,
+    /// The adapter that it names.
+    pub adapter: Option<&'a str>,
+    /// It was a HEAD: the answer has no body.
+    pub to_head: bool,
+    /// How the client takes the answer.
+    pub side: ClientSide<'a>,
+}
+
+/// How an exchange went.
+#[derive(Debug)]
+pub struct Exchange {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The status that the client got; 0 when it got none.
+    pub status: u16,
+    /// Why the pool sent it away, if it did.
+    pub rejection: Option<Rejection>,
+    /// What carried the answer, and why that.
+    pub path: Option<(Path, PathReason)>,
+    /// The client's connection can carry another request.
+    pub keep_alive: bool,
+    /// The pod that answered, or was asked last.
+    pub pod: Option<Arc<Pod>>,
+    /// Pods that were asked in vain before.
+    pub retries: u32,
+    /// The answer was a stream of events.
+    pub stream: bool,
+    /// Chunks of the answer's body.
+    pub chunks: u64,
+    /// The end of the answer's body.
+    pub tail: Tail,
+    /// When the request had been written to the pod that answered.
+    pub sent: Option<Instant>,
+    /// When the first content came.
+    pub first_received: Option<Instant>,
+    /// When the first content had been written to the client.
+    pub first_written: Option<Instant>,
+    /// When the last content came.
+    pub last_received: Option<Instant>,
+}
+
+/// Has a pod of `pool` answer `request` to `client`.
+pub async fn exchange(
+    request: Request<'_>,
+    pool: &Pool,
+    client: &mut Client,
+    worker: &Worker,
+) -> Exchange {
+    let Client { stream, input } = client;
+    let mut watch = Watch { stream, input, scratch: &worker.scratch };
+    let mut tried = Vec::new();
+    let mut place = match reserve(pool, &request, &tried) {
+        Ok(place) => place,
+        Err((refusal, rejection)) => {
+            let exchange = Exchange::without_answer(Outcome::Rejected, None, 0);
+            let exchange = Exchange { rejection: Some(rejection), ..exchange };
+            return refuse(refusal, exchange, &request, client).await;
+        }
+    };
+    loop {
+        let sent = send::send(&request, &place, &mut watch, worker).await;
+        let failure = match sent {
+            Ok(answer) if answer.trouble.is_none() => {
+                pool.served(place.pod.id);
+                return pass(answer, place, tried.len(), request, client, worker).await;
+            }
+            Ok(answer) => Ok(answer),
+            Err(Failure::ClientGone) => {
+                return Exchange::without_answer(
+                    Outcome::ClientGone,
+                    Some(&place.pod),
+                    tried.len(),
+                );
+            }
+            Err(failure) => Err(failure),
+        };
+        note(pool, &place, &failure);
+        tried.push(place.pod.id);
+        // A pod that was silent for the whole time has cost the client its patience already.
+        let may_retry = (tried.len() as u32) < worker.limits().max_attempts
+            && !matches!(failure, Err(Failure::Timeout(_)));
+        match reserve(pool, &request, &tried) {
+            Ok(next) if may_retry => {
+                // The place at the pod that failed is given back here.
+                place = next;
+            }
+            _ => {
+                return match failure {
+                    Ok(answer) => {
+                        pass(answer, place, tried.len() - 1, request, client, worker).await
+                    }
+                    Err(failure) => {
+                        let outcome = match failure {
+                            Failure::Timeout(_) => Outcome::TimedOut,
+                            _ => Outcome::PodError,
+                        };
+                        let refusal = refusal_for(&failure, &place.pod.name);
+                        let exchange =
+                            Exchange::without_answer(outcome, Some(&place.pod), tried.len() - 1);
+                        refuse(refusal, exchange, &request, client).await
+                    }
+                };
+            }
+        }
+    }
+}
+
+fn reserve(
+    pool: &Pool,
+    request: &Request<'_>,
+    tried: &[PodId],
+) -> Result<Place, (Refusal, Rejection)> {
+    pool.reserve(Ask { adapter: request.adapter, tried }, Instant::now())
+        .map_err(|none| admit::refusal(pool, none))
+}
+
+/// What a failure says about the pod, and the log line of it.
+fn note(pool: &Pool, place: &Place, failure: &Result<Answer, Failure>) {
+    let pod = &place.pod;
+    let now = Instant::now();
+    match failure {
+        Ok(Answer { trouble: Some(Trouble::Stopping), .. }) => {
+            pool.eject(pod.id, "its engine is stopping or dead", false, now);
+        }
+        // Being full says nothing about the pod's health.
+        Ok(Answer { head, .. }) => {
+            pod.failed();
+            debug!(pool = %pool.name, pod = %pod.name, status = head.status, "pod refused a request");
+            return;
+        }
+        Err(Failure::Connect(error)) => {
+            pool.eject(pod.id, &format!("connecting failed: {error}"), true, now);
+        }
+        Err(_) => pod.failed(),
+    }
+    let what = match failure {
+        Ok(_) => "its engine is stopping or dead".to_owned(),
+        Err(failure) => failure.to_string(),
+    };
+    warn!(pool = %pool.name, pod = %pod.name, "a request failed at the pod: {what}");
+}
+
+fn refusal_for(failure: &Failure, pod: &str) -> Refusal {
+    match failure {
+        Failure::Timeout(after) => Refusal::pod_timeout(format!(
+            "Pod `{pod}` did not begin to answer within {} s.",
+            after.as_secs()
+        )),
+        _ => Refusal::pod_failed(format!(
+            "Pod `{pod}` failed ({failure}), and no other pod could take over."
+        )),
+    }
+}
+
+/// Answers with an error, and completes `exchange` with how that went.
+async fn refuse(
+    refusal: Refusal,
+    mut exchange: Exchange,
+    request: &Request<'_>,
+    client: &mut Client,
+) -> Exchange {
+    let side = request.side;
+    let response = refusal.response(side.request_id, side.keep_alive, request.to_head);
+    match timeout(REFUSAL_WRITE, write_all(&client.stream, [&response, &[]])).await {
+        Ok(Ok(())) => {
+            exchange.status = refusal.status;
+            exchange.keep_alive = side.keep_alive && !refusal.close;
+        }
+        _ => exchange.outcome = Outcome::ClientGone,
+    }
+    exchange
+}
+
+/// Carries an answer to the client.
+async fn pass(
+    answer: Answer,
+    place: Place,
+    retries: usize,
+    request: Request<'_>,
+    client: &mut Client,
+    worker: &Worker,
+) -> Exchange {
+    // No other pod will need the body, and the answer may take minutes.
+    let Request { side, head, body, reserved, .. } = request;
+    drop((head, body, reserved));
+    let (status, stream) = (answer.head.status, answer.head.event_stream);
+    let (sent, first_received) = (answer.sent, answer.received);
+    let Client { stream: socket, input } = &mut *client;
+    let mut watch = Watch { stream: socket, input, scratch: &worker.scratch };
+    let Relayed { mut outcome, keep_alive, reset, chunks, tail, first_written, last_received } =
+        relay::relay(answer, place.pod.id, side, &mut watch, worker).await;
+    if reset {
+        client.reset_on_close();
+    }
+    if stream && outcome == Outcome::Ok && tail.has_error_event() {
+        outcome = Outcome::PodError;
+    }
+    if matches!(outcome, Outcome::PodError | Outcome::Aborted | Outcome::TimedOut) {
+        place.pod.failed();
+    }
+    Exchange {
+        outcome,
+        status,
+        rejection: None,
+        // The kernel paths come with a later release.
+        path: Some((Path::Relay, PathReason::Off)),
+        keep_alive,
+        pod: Some(Arc::clone(&place.pod)),
+        retries: retries as u32,
+        stream,
+        chunks,
+        tail,
+        sent: Some(sent),
+        first_received: Some(first_received),
+        first_written: Some(first_written),
+        last_received: Some(last_received),
+    }
+}
+
+impl Exchange {
+    fn without_answer(outcome: Outcome, pod: Option<&Arc<Pod>>, retries: usize) -> Self {
+        Self {
+            outcome,
+            status: 0,
+            rejection: None,
+            path: None,
+            keep_alive: false,
+            pod: pod.cloned(),
+            retries: retries as u32,
+            stream: false,
+            chunks: 0,
+            tail: Tail::default(),
+            sent: None,
+            first_received: None,
+            first_written: None,
+            last_received: None,
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::ClientGone => f.write_str("the client left"),
+            Self::Connect(error) => write!(f, "connecting failed: {error}"),
+            Self::Broke { error: None, .. } => {
+                f.write_str("it closed the connection before any content")
+            }
+            Self::Broke { error: Some(error), .. } => {
+                write!(f, "the connection broke before any content: {error}")
+            }
+            Self::Nonsense(what) => write!(f, "it does not speak HTTP/1.1: {what}"),
+            Self::Timeout(after) => write!(f, "no answer within {} s", after.as_secs()),
+        }
+    }
+}
+
+/// A refusal fits into any socket buffer; a client that has filled it is not reading.
+const REFUSAL_WRITE: Duration = Duration::from_secs(1);

@@ -1,0 +1,273 @@
+//! Sends a request to one pod and holds the answer until its first byte of content.
+
+use std::io;
+use std::time::Duration;
+
+use gateway_common::framing::{Framing, Malformed};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until};
+
+use crate::account::tail::Tail;
+use crate::client::{Scratch, gone, write_all};
+use crate::flow::Request;
+use crate::flow::head::{self, ResponseHead};
+use crate::flow::hold::{self, ENOUGH, Trouble, Verdict};
+use crate::listen::Worker;
+use crate::pool::Place;
+use crate::upstream::Upstream;
+
+/// A response whose content has begun, or that another pod should better give.
+#[derive(Debug)]
+pub struct Answer {
+    /// The connection that it comes from.
+    pub upstream: Upstream,
+    /// Its head.
+    pub head: ResponseHead,
+    /// What has arrived of the body, with its framing, up to the body's end.
+    pub body: Vec<u8>,
+    /// Where the framing stands behind `body`.
+    pub framing: Framing,
+    /// Bytes came behind the body's end: the connection must not be used again.
+    pub excess: bool,
+    /// The last payload so far.
+    pub tail: Tail,
+    /// The connection has ended, and with it the body.
+    pub closed: bool,
+    /// Why another pod may do better.
+    pub trouble: Option<Trouble>,
+    /// When the request had been written.
+    pub sent: Instant,
+    /// When the last bytes of `body` came.
+    pub received: Instant,
+}
+
+/// No answer came from the pod.
+#[derive(Debug)]
+pub enum Failure {
+    /// The client left meanwhile.
+    ClientGone,
+    /// Nothing listens there, or the connection could not be made.
+    Connect(io::Error),
+    /// The connection ended before any content.
+    Broke {
+        /// How, if not by an orderly end.
+        error: Option<io::Error>,
+        /// A byte of an answer had come.
+        received: bool,
+    },
+    /// What came is not HTTP/1.1.
+    Nonsense(String),
+    /// Nothing came in time.
+    Timeout(Duration),
+}
+
+/// The client's side of an exchange, watched while the pod works.
+#[derive(Debug)]
+pub struct Watch<'a> {
+    /// The client's socket.
+    pub stream: &'a TcpStream,
+    /// Where its pipelined bytes go.
+    pub input: &'a mut Vec<u8>,
+    /// The worker's buffer.
+    pub scratch: &'a Scratch,
+}
+
+impl Watch<'_> {
+    /// See [`gone`].
+    pub async fn gone(&mut self) {
+        gone(self.stream, self.input, self.scratch).await;
+    }
+}
+
+/// Sends `request` to the pod of `place`. A kept connection that turns out to be dead before a byte of the
+/// answer is replaced by a new one once.
+pub async fn send(
+    request: &Request<'_>,
+    place: &Place,
+    watch: &mut Watch<'_>,
+    worker: &Worker,
+) -> Result<Answer, Failure> {
+    if let Some(kept) = worker.upstreams.idle(&place.pod, Instant::now()) {
+        match attempt(request, kept, watch, worker).await {
+            Err(Failure::Broke { received: false, .. }) => {}
+            other => return other,
+        }
+    }
+    let connect = worker.upstreams.connect(&place.pod, worker.limits().connect_timeout);
+    let fresh = tokio::select! {
+        connected = connect => connected.map_err(Failure::Connect)?,
+        () = watch.gone() => return Err(Failure::ClientGone),
+    };
+    attempt(request, fresh, watch, worker).await
+}
+
+async fn attempt(
+    request: &Request<'_>,
+    upstream: Upstream,
+    watch: &mut Watch<'_>,
+    worker: &Worker,
+) -> Result<Answer, Failure> {
+    let stream = &upstream.stream;
+    // A pod may answer, and close, without having read all of a large body. What it has to say is read
+    // below; if that is nothing, reading fails as well.
+    let early = tokio::select! {
+        biased;
+        written = write_all(stream, [&request.head, &request.body]) => written.is_err(),
+        _ = stream.readable(), if request.body.len() > EARLY_ANSWER => true,
+        () = watch.gone() => return Err(Failure::ClientGone),
+    };
+    let sent = Instant::now();
+    let within = worker.limits().first_byte_timeout;
+    let deadline = sleep_until(sent + within);
+    tokio::pin!(deadline);
+    let mut held = Held::new(request.to_head);
+    loop {
+        tokio::select! {
+            biased;
+            readable = stream.readable() => {
+                readable.map_err(|error| held.broke(Some(error)))?;
+            }
+            () = watch.gone() => return Err(Failure::ClientGone),
+            () = &mut deadline => return Err(Failure::Timeout(within)),
+        }
+        let mut step = Ok(Verdict::Wait);
+        match worker.scratch.read(stream, |bytes| step = held.push(bytes)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(held.broke(Some(error))),
+        }
+        let trouble = match step? {
+            Verdict::Wait => continue,
+            Verdict::Release => None,
+            Verdict::Elsewhere(trouble) => Some(trouble),
+        };
+        let Some(mut head) = held.head else {
+            return Err(Failure::Nonsense("an answer without a head".into()));
+        };
+        head.reusable &= !early;
+        return Ok(Answer {
+            upstream,
+            head,
+            body: held.raw,
+            framing: held.framing,
+            excess: held.excess,
+            tail: held.tail,
+            closed: held.closed,
+            trouble,
+            sent,
+            received: Instant::now(),
+        });
+    }
+}
+
+/// What has come of a response that nothing has been passed on of.
+#[derive(Debug)]
+struct Held {
+    to_head: bool,
+    head: Option<ResponseHead>,
+    /// Before the head is complete: all bytes. Then: the body's, with framing.
+    raw: Vec<u8>,
+    /// The first payload, at most [`ENOUGH`] bytes.
+    payload: Vec<u8>,
+    framing: Framing,
+    tail: Tail,
+    excess: bool,
+    closed: bool,
+}
+
+impl Held {
+    fn new(to_head: bool) -> Self {
+        Self {
+            to_head,
+            head: None,
+            raw: Vec::new(),
+            payload: Vec::new(),
+            framing: Framing::none(),
+            tail: Tail::default(),
+            excess: false,
+            closed: false,
+        }
+    }
+
+    /// Takes what one read gave; nothing is the end of the connection.
+    fn push(&mut self, bytes: &[u8]) -> Result<Verdict, Failure> {
+        if bytes.is_empty() {
+            if self.head.is_none() || !self.framing.may_close() {
+                return Err(self.broke(None));
+            }
+            self.closed = true;
+            return self.judge();
+        }
+        if self.head.is_some() {
+            self.body(bytes)?;
+            return self.judge();
+        }
+        self.raw.extend_from_slice(bytes);
+        loop {
+            let parsed = head::parse(&self.raw, self.to_head);
+            let Some(head) = parsed.map_err(|error| Failure::Nonsense(error.to_string()))? else {
+                return Ok(Verdict::Wait);
+            };
+            let rest = self.raw.split_off(head.len);
+            match head.status {
+                101 => return Err(Failure::Nonsense("it switched protocols unasked".into())),
+                // Interim: the real one follows.
+                100..=199 => self.raw = rest,
+                _ => {
+                    self.framing = head.framing;
+                    self.head = Some(head);
+                    self.raw = Vec::new();
+                    self.body(&rest)?;
+                    return self.judge();
+                }
+            }
+        }
+    }
+
+    fn broke(&self, error: Option<io::Error>) -> Failure {
+        Failure::Broke { error, received: self.head.is_some() || !self.raw.is_empty() }
+    }
+
+    fn body(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let (payload, tail) = (&mut self.payload, &mut self.tail);
+        let used = run(&mut self.framing, bytes, |piece| {
+            let room = ENOUGH.saturating_sub(payload.len());
+            payload.extend_from_slice(piece.get(..room).unwrap_or(piece));
+            tail.push(piece);
+        })
+        .map_err(|Malformed { at }| Failure::Nonsense(format!("broken chunks ({at:?})")))?;
+        self.raw.extend_from_slice(bytes.get(..used).unwrap_or(bytes));
+        self.excess |= used < bytes.len();
+        Ok(())
+    }
+
+    fn judge(&self) -> Result<Verdict, Failure> {
+        let Some(head) = &self.head else { return Ok(Verdict::Wait) };
+        // Framing may be larger than what it frames: what is held is bounded either way.
+        let complete = self.closed || self.framing.is_done() || self.raw.len() > 4 * ENOUGH;
+        Ok(hold::judge(head.status, head.event_stream, &self.payload, complete))
+    }
+}
+
+/// Runs the framing over `bytes`, hands every piece of payload on, and returns how many bytes belong to the
+/// body.
+pub fn run(
+    framing: &mut Framing,
+    bytes: &[u8],
+    mut payload: impl FnMut(&[u8]),
+) -> Result<usize, Malformed> {
+    let mut used = 0;
+    loop {
+        let step = framing.advance(bytes.get(used..).unwrap_or_default())?;
+        used += step.consumed;
+        if step.payload > 0 {
+            payload(bytes.get(used - step.payload..used).unwrap_or_default());
+        }
+        if step.consumed == 0 {
+            return Ok(used);
+        }
+    }
+}
+
+/// Bodies up to this size fit into socket buffers, so that writing them never waits for the pod.
+const EARLY_ANSWER: usize = 64 * 1024;

@@ -1,0 +1,295 @@
+//! What all parts of the daemon share: pools, routes, metrics, limits, and the way to stop.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::{ArcSwap, Guard};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::config::Config;
+use crate::error::Refusal;
+use crate::metrics::{Build, Format, GatewayMetrics, Metrics, PodSample};
+use crate::pool::Pool;
+use crate::route::Routes;
+
+/// The daemon's shared state.
+#[derive(Debug)]
+pub struct Gateway {
+    /// The configuration in force.
+    pub config: Config,
+    /// The pools, in the order of the configuration.
+    pub pools: Vec<Arc<Pool>>,
+    /// What is counted, with the handles by pool and listener.
+    pub metrics: Metrics,
+    /// What is counted of the gateway as a whole.
+    pub counted: Arc<GatewayMetrics>,
+    /// When the daemon started.
+    pub started: Instant,
+    routes: ArcSwap<Routes>,
+    body_memory: Arc<AtomicUsize>,
+    connections: AtomicUsize,
+    stop: watch::Sender<bool>,
+    cut: watch::Sender<bool>,
+    listening: AtomicBool,
+}
+
+/// A part of the memory that request bodies may take together; given back when dropped.
+#[derive(Debug)]
+pub struct Memory {
+    taken: usize,
+    total: Arc<AtomicUsize>,
+    most: usize,
+}
+
+/// A connection's place among those that may be open at once; given back when dropped.
+#[derive(Debug)]
+pub struct Admission<'a>(&'a Gateway);
+
+/// A request's id: the client's own, or a new one.
+#[derive(Clone, Debug)]
+pub struct RequestId(Box<str>);
+
+impl Gateway {
+    /// The state of a daemon that is about to start.
+    pub fn new(config: Config, seed: u64) -> Self {
+        // The metrics show the pools, and the pools count into the metrics.
+        let shown: Arc<OnceLock<Vec<Arc<Pool>>>> = Arc::default();
+        let metrics = Metrics::new(BUILD, {
+            let shown = Arc::clone(&shown);
+            move || samples(shown.get().map(Vec::as_slice).unwrap_or_default())
+        });
+        let pools: Vec<Arc<Pool>> = (config.schedulers.iter())
+            .zip(0..)
+            .map(|(scheduler, index)| {
+                let counted = metrics.pool(&scheduler.name);
+                Arc::new(Pool::new(scheduler, counted, seed.wrapping_add(index)))
+            })
+            .collect();
+        let _ = shown.set(pools.clone());
+        let gateway = Self {
+            routes: ArcSwap::default(),
+            config,
+            pools,
+            counted: metrics.gateway(),
+            metrics,
+            started: Instant::now(),
+            body_memory: Arc::default(),
+            connections: AtomicUsize::new(0),
+            stop: watch::Sender::new(false),
+            cut: watch::Sender::new(false),
+            listening: AtomicBool::new(false),
+        };
+        gateway.reroute();
+        gateway
+    }
+
+    /// The names in force.
+    pub fn routes(&self) -> Guard<Arc<Routes>> {
+        self.routes.load()
+    }
+
+    /// Takes the adapters that pods list now into the names.
+    pub fn reroute(&self) {
+        let routes = Routes::new(&self.pools);
+        for pool in &self.pools {
+            let names = routes.all().into_iter().filter(|(_, to)| Arc::ptr_eq(&to.pool, pool));
+            pool.metrics.set_models(names.map(|(name, _)| name));
+        }
+        self.routes.store(Arc::new(routes));
+    }
+
+    /// A share, empty yet, of the memory for request bodies.
+    pub fn memory(&self) -> Memory {
+        Memory {
+            taken: 0,
+            total: Arc::clone(&self.body_memory),
+            most: self.config.limits.max_buffered_bytes,
+        }
+    }
+
+    /// Bytes of request bodies held now.
+    pub fn buffered_bytes(&self) -> usize {
+        self.body_memory.load(Ordering::Relaxed)
+    }
+
+    /// A place for one more connection, unless too many are open.
+    pub fn admit(&self) -> Option<Admission<'_>> {
+        let before = self.connections.fetch_add(1, Ordering::Relaxed);
+        let place = Admission(self);
+        (before < self.config.limits.max_connections).then_some(place)
+    }
+
+    /// Client connections open now.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// All listeners accept from now on.
+    pub fn set_listening(&self) {
+        self.listening.store(true, Ordering::Release);
+    }
+
+    /// Begins to stop: no new connections, no new requests on the old ones.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Whether the daemon is stopping.
+    pub fn is_stopping(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    /// Ends the connections that are left, whatever they are doing.
+    pub fn cut(&self) {
+        self.cut.send_replace(true);
+    }
+
+    /// Tells when connections are to be ended whatever they are doing.
+    pub fn cut_signal(&self) -> watch::Receiver<bool> {
+        self.cut.subscribe()
+    }
+
+    /// The metrics as they are now. `dropped` are the connections that steering has refused since the
+    /// last time.
+    pub fn exposition(&self, format: Format, steered: bool, dropped: u64) -> String {
+        let counted = &self.counted;
+        counted.client_connections.set(self.connections() as i64);
+        counted.buffered_body_bytes.set(self.buffered_bytes() as i64);
+        counted.steering_enabled.set(steered.into());
+        counted.steering_dropped.inc_by(dropped);
+        // Only the encoder's own failure would be an error, and a String takes everything.
+        self.metrics.encode(format).unwrap_or_default()
+    }
+
+    /// Tells when the daemon begins to stop.
+    pub fn stop_signal(&self) -> watch::Receiver<bool> {
+        self.stop.subscribe()
+    }
+
+    /// Why requests should go to another gateway, if they should.
+    pub fn unready(&self) -> Option<String> {
+        if self.is_stopping() {
+            return Some("stopping".into());
+        }
+        if !self.listening.load(Ordering::Acquire) {
+            return Some("starting".into());
+        }
+        let now = Instant::now();
+        match self.pools.iter().find(|pool| !pool.ready(now)) {
+            // One pool that works is worth having: the others' requests are told 503 by themselves.
+            Some(pool) if !self.pools.iter().any(|pool| pool.ready(now)) => {
+                Some(format!("no pod is reachable (pool {})", pool.name))
+            }
+            _ => None,
+        }
+    }
+
+    /// `GET /health` on the clients' side.
+    pub fn health_page(&self) -> Result<String, Refusal> {
+        match self.unready() {
+            None => Ok("{}".into()),
+            Some(why) => Err(Refusal::overloaded("not_ready", format!("Not ready: {why}."))),
+        }
+    }
+
+    /// `GET /v1/models`: every name, from the gateway's own state, so that no pod is asked.
+    pub fn models_page(&self) -> String {
+        let routes = self.routes();
+        let data: Vec<_> =
+            routes.all().into_iter().map(|(name, to)| model_card(name, to)).collect();
+        json!({"object": "list", "data": data}).to_string()
+    }
+
+    /// `GET /v1/models/{name}`.
+    pub fn model_page(&self, name: &str) -> Result<String, Refusal> {
+        match self.routes().find(name) {
+            Some(to) => Ok(model_card(name, to).to_string()),
+            None => Err(Refusal::model_not_found(name)),
+        }
+    }
+}
+
+fn samples(pools: &[Arc<Pool>]) -> Vec<PodSample> {
+    let now = Instant::now();
+    let mut all = Vec::new();
+    for pool in pools {
+        all.extend(pool.status(now).into_iter().map(|status| PodSample {
+            pool: Arc::clone(&pool.name),
+            pod: Arc::clone(&status.pod.name),
+            view: status.view,
+            stale_after: pool.source.stale_after,
+        }));
+    }
+    all
+}
+
+fn model_card(name: &str, to: &crate::route::Target) -> serde_json::Value {
+    json!({
+        "id": name,
+        "object": "model",
+        // OpenAI's field for the time of making; nothing here knows it.
+        "created": 0,
+        "owned_by": "sluice",
+        "root": &*to.pool.model,
+        "parent": to.adapter.as_ref().map(|_| &*to.pool.model),
+    })
+}
+
+impl Memory {
+    /// Takes up to `bytes` in all. `false`: there is not that much left, and nothing has changed.
+    pub fn grow_to(&mut self, bytes: usize) -> bool {
+        let Some(more) = bytes.checked_sub(self.taken).filter(|more| *more > 0) else {
+            return true;
+        };
+        if self.total.fetch_add(more, Ordering::Relaxed).saturating_add(more) > self.most {
+            self.total.fetch_sub(more, Ordering::Relaxed);
+            return false;
+        }
+        self.taken = bytes;
+        true
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.taken > 0 {
+            self.total.fetch_sub(self.taken, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl RequestId {
+    /// The client's own id, or a new one from `rng`.
+    pub fn new(own: Option<&str>, rng: &mut fastrand::Rng) -> Self {
+        Self(match own {
+            Some(own) => own.into(),
+            None => format!("{:016x}{:016x}", rng.u64(..), rng.u64(..)).into(),
+        })
+    }
+}
+
+impl Deref for RequestId {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What is running. Releases set the commit when they are built.
+const BUILD: Build = Build {
+    version: env!("CARGO_PKG_VERSION"),
+    revision: match option_env!("SLUICE_REVISION") {
+        Some(revision) => revision,
+        None => "unknown",
+    },
+};

@@ -1,0 +1,252 @@
+//! Listening sockets and the workers behind them.
+//!
+//! Each worker is a thread with its own single-threaded runtime and its own listening socket for each
+//! listener: a connection is served, from its first byte to its last, by the worker that accepted it.
+//! Steered or not, the sockets are the same; sk_lookup only decides which of them gets a connection.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Type};
+use tokio::sync::watch;
+use tokio::task::LocalSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tracing::warn;
+
+use crate::client::{Client, Scratch, write_all};
+use crate::config::{Limits, Listener};
+use crate::connection::serve;
+use crate::error::Refusal;
+use crate::gateway::{Gateway, RequestId};
+use crate::metrics::{Arrival, ListenerMetrics, Refusal as Reason};
+use crate::upstream::Upstreams;
+
+/// What one worker has to itself.
+#[derive(Debug)]
+pub struct Worker {
+    /// What all share.
+    pub gateway: Arc<Gateway>,
+    /// Its buffer for reads.
+    pub scratch: Scratch,
+    /// Its connections to pods.
+    pub upstreams: Upstreams,
+    rng: RefCell<fastrand::Rng>,
+    stop: watch::Receiver<bool>,
+}
+
+/// A listening socket of one worker.
+#[derive(Debug)]
+pub struct Socket {
+    /// The listener's name.
+    pub listener: Arc<str>,
+    /// The socket.
+    pub socket: TcpListener,
+    /// How connections come to it.
+    pub arrival: Arrival,
+    /// What is counted of the listener.
+    pub metrics: Arc<ListenerMetrics>,
+}
+
+/// A socket could not be bound.
+#[derive(Debug, thiserror::Error)]
+#[error("listener `{listener}`: cannot listen on {address}: {error}")]
+pub struct BindError {
+    /// The listener's name.
+    pub listener: String,
+    /// The address wanted.
+    pub address: SocketAddr,
+    /// Why not.
+    pub error: io::Error,
+}
+
+impl Worker {
+    /// A worker of `gateway`.
+    pub fn new(gateway: Arc<Gateway>, seed: u64) -> Self {
+        Self {
+            stop: gateway.stop_signal(),
+            gateway,
+            scratch: Scratch::new(),
+            upstreams: Upstreams::default(),
+            rng: RefCell::new(fastrand::Rng::with_seed(seed)),
+        }
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> &Limits {
+        &self.gateway.config.limits
+    }
+
+    /// The client's own id for a request, or a new one.
+    pub fn request_id(&self, own: Option<&str>) -> RequestId {
+        RequestId::new(own, &mut self.rng.borrow_mut())
+    }
+
+    /// Whether the daemon is stopping.
+    pub fn is_stopping(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    /// Returns once the daemon is stopping.
+    pub async fn stopping(&self) {
+        // The sender lives as long as the gateway, which this worker holds.
+        let _ = self.stop.clone().wait_for(|stop| *stop).await;
+    }
+}
+
+/// Binds a listener's sockets for `workers` workers.
+pub fn bind(listener: &Listener, workers: usize) -> Result<Vec<TcpListener>, BindError> {
+    let address = SocketAddr::new(listener.address, listener.port);
+    let fail = |error| BindError { listener: listener.name.clone(), address, error };
+    if address.port() != 0 {
+        // SO_REUSEPORT would let a second gateway of the same user share the port unnoticed. Without it
+        // the kernel says so.
+        drop(socket(address, false).map_err(fail)?);
+    }
+    bind_all(address, workers).map_err(fail)
+}
+
+/// Binds one address for each worker.
+pub fn bind_all(mut address: SocketAddr, workers: usize) -> io::Result<Vec<TcpListener>> {
+    let mut sockets = Vec::with_capacity(workers);
+    for _ in 0..workers {
+        let socket = socket(address, true)?;
+        // Port 0: the kernel chooses once, and all workers share its choice.
+        address = socket.local_addr()?;
+        sockets.push(socket);
+    }
+    Ok(sockets)
+}
+
+/// Sockets that take IPv4 and IPv6 and that only steering leads to.
+pub fn bind_dual(workers: usize) -> io::Result<Vec<TcpListener>> {
+    bind_all(SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 0), workers)
+}
+
+fn socket(address: SocketAddr, shared: bool) -> io::Result<TcpListener> {
+    let socket =
+        socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if shared {
+        socket.set_reuse_port(true)?;
+    }
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    // A virtual address need not be on an interface.
+    match address {
+        SocketAddr::V4(_) => socket.set_freebind_v4(true)?,
+        SocketAddr::V6(_) => socket.set_freebind_v6(true)?,
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Runs a worker until the daemon stops and its connections have ended.
+pub fn run(gateway: Arc<Gateway>, sockets: Vec<Socket>, seed: u64) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let local = LocalSet::new();
+    let worker = Rc::new(Worker::new(gateway, seed));
+    local.block_on(&runtime, async move {
+        let mut accepting = Vec::new();
+        for socket in sockets {
+            let listener = tokio::net::TcpListener::from_std(socket.socket.try_clone()?)?;
+            accepting.push(tokio::task::spawn_local(accept(socket, listener, Rc::clone(&worker))));
+        }
+        let sweeper = Rc::clone(&worker);
+        tokio::task::spawn_local(async move {
+            let mut tick = interval(SWEEP);
+            tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                sweeper.upstreams.sweep(tick.tick().await);
+            }
+        });
+        for task in accepting {
+            // An accept loop ends when the daemon stops, and does not panic.
+            let _ = task.await;
+        }
+        drain(&worker).await;
+        Ok(())
+    })
+}
+
+async fn accept(socket: Socket, listening: tokio::net::TcpListener, worker: Rc<Worker>) {
+    let Socket { listener, arrival, metrics, .. } = socket;
+    let mut complained = None;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            accepted = listening.accept() => accepted,
+            () = worker.stopping() => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                metrics.accepted(arrival);
+                tokio::task::spawn_local(connection(stream, Rc::clone(&worker)));
+            }
+            Err(error) => {
+                // Out of descriptors, or the peer is gone already. Trying at once would spin.
+                let now = Instant::now();
+                if complained.is_none_or(|last| now - last > COMPLAIN) {
+                    warn!(%listener, "accepting a connection failed: {error}");
+                    complained = Some(now);
+                }
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: tokio::net::TcpStream, worker: Rc<Worker>) {
+    let Some(_place) = worker.gateway.admit() else {
+        let refusal = Refusal::overloaded(
+            "too_many_connections",
+            "The gateway has as many connections as limits.maxConnections allows. Try again later.",
+        );
+        worker.gateway.counted.refused(Reason::TooManyConnections);
+        let response = refusal.response(&worker.request_id(None), false, false);
+        let mut client = Client::new(stream);
+        if write_all(&client.stream, [&response, &[]]).await.is_ok() {
+            client.linger(&worker.scratch, 64 * 1024, ACCEPT_PAUSE).await;
+        }
+        return;
+    };
+    serve(stream, &worker).await;
+}
+
+/// Waits for the connections to end, but no longer than the limit.
+async fn drain(worker: &Worker) {
+    let mut cut = worker.gateway.cut_signal();
+    let ended = async {
+        while worker.gateway.connections() > 0 {
+            sleep(DRAIN_POLL).await;
+        }
+    };
+    tokio::select! {
+        () = ended => {}
+        () = sleep(worker.limits().drain_timeout) => {}
+        // The sender lives as long as the gateway, which this worker holds.
+        _ = cut.wait_for(|cut| *cut) => {}
+    }
+}
+
+/// Connections that wait to be accepted, for each worker and listener; the kernel caps it at
+/// net.core.somaxconn.
+const BACKLOG: i32 = 4096;
+
+/// How often idle connections to pods are looked at.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// How long accepting rests after it failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How often a failing accept is logged.
+const COMPLAIN: Duration = Duration::from_secs(10);
+
+/// How often a stopping worker looks whether its connections have ended.
+pub(crate) const DRAIN_POLL: Duration = Duration::from_millis(20);

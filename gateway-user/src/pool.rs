@@ -1,0 +1,457 @@
+//! Pools and pods: what is known of each, and the places that requests hold there.
+//!
+//! A pool's state sits behind one lock, held for the few microseconds of a pick or of an update, so that
+//! choosing a pod and reserving the place is one step: two requests cannot take the same last place.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::config::{MetricsSource, Scheduler};
+use crate::metrics::PoolMetrics;
+use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
+use crate::schedule::scorers::SCORERS;
+use crate::schedule::{self, AdapterFit, NoPod, PodView, Profile, Scratch, Signals};
+
+/// The pods that serve one base model.
+#[derive(Debug)]
+pub struct Pool {
+    /// Its name in logs, metrics and status.
+    pub name: Arc<str>,
+    /// The base model, as clients name it.
+    pub model: Arc<str>,
+    /// Other names for the base model.
+    pub aliases: Vec<Arc<str>>,
+    /// Adapters that the configuration names.
+    pub adapters: Vec<Arc<str>>,
+    /// Where the pods' metrics are read.
+    pub source: MetricsSource,
+    /// What is counted for it.
+    pub metrics: Arc<PoolMetrics>,
+    profile: Profile,
+    inner: Mutex<Inner>,
+}
+
+/// One model server endpoint.
+#[derive(Debug)]
+pub struct Pod {
+    /// Unlike any other pod's in this process.
+    pub id: PodId,
+    /// Its name in logs, metrics and status.
+    pub name: Arc<str>,
+    /// Where requests go.
+    pub address: SocketAddr,
+    /// The GPU, as a label for people.
+    pub gpu: Option<Box<str>>,
+    in_flight: AtomicU32,
+    requests: AtomicU64,
+    tokens: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// A pod's identity for as long as the process runs; an address can come back, an id does not.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct PodId(u32);
+
+/// A request's place at a pod. Dropping it gives the place back.
+#[derive(Debug)]
+pub struct Place {
+    /// The pod that was picked.
+    pub pod: Arc<Pod>,
+    /// Its score among the pods of that moment.
+    pub score: f32,
+}
+
+/// What a request needs from a pod.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ask<'a> {
+    /// The adapter it names.
+    pub adapter: Option<&'a str>,
+    /// Pods where it has failed already.
+    pub tried: &'a [PodId],
+}
+
+/// A pod as `/status` and the published scores show it.
+#[derive(Clone, Debug)]
+pub struct PodStatus {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// What the scheduler sees of it.
+    pub view: PodView,
+    /// The kind of server, once seen.
+    pub engine: Option<EngineKind>,
+    /// Its score for a request without an adapter; `None` when it is filtered out.
+    pub score: Option<f32>,
+    /// Each scorer's part, by the scorer's name.
+    pub parts: Vec<(&'static str, f32)>,
+    /// Adapters that the pod lists or runs.
+    pub adapters: Vec<Arc<str>>,
+    /// Why it is not ready, or why its signals are unknown.
+    pub trouble: Option<String>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    pods: Vec<Entry>,
+    views: Vec<PodView>,
+    scratch: Scratch,
+    rng: fastrand::Rng,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pod: Arc<Pod>,
+    signals: Signals,
+    engine: Option<EngineKind>,
+    observed: Option<Instant>,
+    active: Vec<Box<str>>,
+    loaded: Vec<Arc<str>>,
+    asleep: bool,
+    reach: Reach,
+    trouble: Option<String>,
+}
+
+/// Whether a pod can be reached, as far as is known.
+#[derive(Clone, Copy, Debug)]
+enum Reach {
+    /// It has answered, or nothing is known yet.
+    Up,
+    /// `misses` scrapes in a row timed out.
+    Doubtful { misses: u32 },
+    /// Nothing listens there, by a scrape. The next scrape that is answered brings it back.
+    Down,
+    /// A request failed there in a way that the next would too. It is tried again from `until` on; an
+    /// answered scrape brings it back at once if the failure was that nothing listened.
+    Ejected { until: Instant, times: u32, silent: bool },
+}
+
+impl Pool {
+    /// A pool of the configured pods; nothing is known of them yet.
+    pub fn new(scheduler: &Scheduler, metrics: Arc<PoolMetrics>, seed: u64) -> Self {
+        let pods = scheduler
+            .pods
+            .iter()
+            .map(|pod| Entry {
+                pod: Arc::new(Pod {
+                    id: PodId(NEXT_POD.fetch_add(1, Ordering::Relaxed)),
+                    name: pod.name.as_str().into(),
+                    address: pod.address,
+                    gpu: pod.gpu.as_deref().map(Into::into),
+                    in_flight: AtomicU32::new(0),
+                    requests: AtomicU64::new(0),
+                    tokens: AtomicU64::new(0),
+                    failures: AtomicU64::new(0),
+                }),
+                signals: Signals::default(),
+                engine: None,
+                observed: None,
+                active: Vec::new(),
+                loaded: Vec::new(),
+                asleep: false,
+                reach: Reach::Up,
+                trouble: None,
+            })
+            .collect();
+        Self {
+            name: scheduler.name.as_str().into(),
+            model: scheduler.model_name.as_str().into(),
+            aliases: scheduler.aliases.iter().map(|name| name.as_str().into()).collect(),
+            adapters: scheduler.lora_adapters.iter().map(|name| name.as_str().into()).collect(),
+            source: scheduler.metrics.clone(),
+            metrics,
+            profile: Profile {
+                weights: scheduler.weights,
+                saturation: scheduler.saturation,
+                stale_after: scheduler.metrics.stale_after,
+            },
+            inner: Mutex::new(Inner {
+                pods,
+                views: Vec::new(),
+                scratch: Scratch::default(),
+                rng: fastrand::Rng::with_seed(seed),
+            }),
+        }
+    }
+
+    /// Picks the best pod for a request and reserves a place there, in one step.
+    pub fn reserve(&self, ask: Ask<'_>, now: Instant) -> Result<Place, NoPod> {
+        let mut inner = self.inner.lock();
+        let Inner { pods, views, scratch, rng } = &mut *inner;
+        views.clear();
+        views.extend(pods.iter().map(|entry| entry.view(ask, now)));
+        let pick = schedule::pick(views, &self.profile, rng, scratch)?;
+        let Some(entry) = pods.get(pick.index) else { return Err(NoPod::Empty) };
+        entry.pod.in_flight.fetch_add(1, Ordering::Relaxed);
+        entry.pod.requests.fetch_add(1, Ordering::Relaxed);
+        Ok(Place { pod: Arc::clone(&entry.pod), score: pick.score })
+    }
+
+    /// The pods, in the order of the configuration.
+    pub fn pods(&self) -> Vec<Arc<Pod>> {
+        self.inner.lock().pods.iter().map(|entry| Arc::clone(&entry.pod)).collect()
+    }
+
+    /// Whether any pod could be given a request now.
+    pub fn ready(&self, now: Instant) -> bool {
+        self.inner.lock().pods.iter().any(|entry| entry.ready(now))
+    }
+
+    /// Every pod with what the scheduler thinks of it.
+    pub fn status(&self, now: Instant) -> Vec<PodStatus> {
+        let mut inner = self.inner.lock();
+        let Inner { pods, views, scratch, .. } = &mut *inner;
+        views.clear();
+        views.extend(pods.iter().map(|entry| entry.view(Ask::default(), now)));
+        let explained = schedule::explain(views, &self.profile, scratch);
+        pods.iter()
+            .zip(views.iter())
+            .zip(explained)
+            .map(|((entry, view), explained)| PodStatus {
+                pod: Arc::clone(&entry.pod),
+                view: *view,
+                engine: entry.engine,
+                score: explained.score,
+                parts: SCORERS
+                    .iter()
+                    .zip(explained.scores)
+                    .filter_map(|(scorer, value)| Some((scorer.name, value?)))
+                    .collect(),
+                adapters: entry.adapters(),
+                trouble: entry.trouble(now),
+            })
+            .collect()
+    }
+
+    /// Adapters that any pod lists as loaded.
+    pub fn loaded_adapters(&self) -> Vec<Arc<str>> {
+        let inner = self.inner.lock();
+        let mut all: Vec<Arc<str>> =
+            inner.pods.iter().flat_map(|entry| entry.loaded.iter().cloned()).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// A pod told its load. Returns whether it had been out of reach before.
+    pub fn observed(&self, id: PodId, reading: Reading, now: Instant) -> bool {
+        let same_port = self.source.port.is_none();
+        self.update(id, |entry| {
+            entry.signals = reading.signals;
+            entry.engine = Some(reading.engine);
+            entry.active = reading.adapters_active;
+            entry.asleep = reading.asleep;
+            // Of metrics that nobody knows, nothing is known.
+            entry.observed = (reading.engine != EngineKind::Unknown).then_some(now);
+            let was_ready = entry.ready(now);
+            entry.trouble = match reading.engine {
+                _ if reading.asleep => Some("its engine is asleep".into()),
+                EngineKind::Unknown => Some("its metrics are of no known model server".into()),
+                _ => None,
+            };
+            entry.answered(same_port);
+            !was_ready && entry.ready(now)
+        })
+    }
+
+    /// A pod told its models. Returns whether the set of loaded adapters changed.
+    pub fn listed(&self, id: PodId, models: &Models) -> bool {
+        let loaded: Vec<Arc<str>> =
+            models.adapters.iter().map(|adapter| adapter.id.as_ref().into()).collect();
+        self.update(id, |entry| {
+            let changed = entry.loaded != loaded;
+            entry.loaded = loaded;
+            changed
+        })
+    }
+
+    /// A pod did not tell. Returns whether it is out of reach from now on, and was not before.
+    pub fn unobserved(&self, id: PodId, failure: &Failure, now: Instant) -> bool {
+        let same_port = self.source.port.is_none();
+        self.update(id, |entry| {
+            let was_ready = entry.ready(now);
+            if failure.question == Question::Models {
+                // Not every server lists models, and its load is what says how it is.
+                return false;
+            }
+            entry.trouble = Some(failure.to_string());
+            match failure.cause {
+                // The server is there, but what it says is not signals: unknown, not idle.
+                cause if cause.answered() => {
+                    entry.forget();
+                    entry.answered(same_port);
+                }
+                Cause::Refused => {
+                    entry.forget();
+                    entry.loaded.clear();
+                    if same_port {
+                        entry.reach = Reach::Down;
+                    }
+                }
+                _ if same_port => entry.missed(),
+                _ => {}
+            }
+            was_ready && !entry.ready(now)
+        })
+    }
+
+    /// A request failed at a pod in a way that the next one would too. `silent`: nothing listened there, so
+    /// that an answered scrape shows that it is back; a pod that is shutting down still answers those.
+    pub fn eject(&self, id: PodId, why: &str, silent: bool, now: Instant) {
+        self.update(id, |entry| {
+            entry.pod.failed();
+            let times = match entry.reach {
+                Reach::Ejected { times, .. } => times.saturating_add(1),
+                _ => 0,
+            };
+            let pause = EJECT_FIRST.saturating_mul(1 << times.min(8)).min(EJECT_MOST);
+            entry.reach = Reach::Ejected { until: now + pause, times, silent };
+            entry.trouble = Some(why.to_owned());
+            false
+        });
+    }
+
+    /// A request was answered by a pod: whatever was suspected, it serves.
+    pub fn served(&self, id: PodId) {
+        self.update(id, |entry| {
+            if !matches!(entry.reach, Reach::Up) {
+                entry.reach = Reach::Up;
+                entry.trouble = None;
+            }
+            false
+        });
+    }
+
+    fn update(&self, id: PodId, change: impl FnOnce(&mut Entry) -> bool) -> bool {
+        let mut inner = self.inner.lock();
+        // A pod that has left the pool may still report; there is nothing left to change then.
+        inner.pods.iter_mut().find(|entry| entry.pod.id == id).is_some_and(change)
+    }
+}
+
+impl Pod {
+    /// Requests that the gateway has in flight there.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Requests ever given to it.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Tokens that it has generated through this gateway.
+    pub fn tokens(&self) -> u64 {
+        self.tokens.load(Ordering::Relaxed)
+    }
+
+    /// Requests that failed there.
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    /// Counts tokens that it has generated.
+    pub fn generated(&self, tokens: u64) {
+        self.tokens.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    /// Counts a request that failed there.
+    pub fn failed(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.pod.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Entry {
+    fn view(&self, ask: Ask<'_>, now: Instant) -> PodView {
+        PodView {
+            ready: self.ready(now),
+            tried: ask.tried.contains(&self.pod.id),
+            in_flight: self.pod.in_flight(),
+            signals: self.signals,
+            age: self.observed.map(|at| now.saturating_duration_since(at)),
+            adapter: match ask.adapter {
+                None => AdapterFit::NotNeeded,
+                Some(name) if self.active.iter().any(|active| &**active == name) => {
+                    AdapterFit::Active
+                }
+                Some(name) if self.loaded.iter().any(|loaded| &**loaded == name) => {
+                    AdapterFit::Loaded
+                }
+                Some(_) => AdapterFit::Absent,
+            },
+        }
+    }
+
+    fn ready(&self, now: Instant) -> bool {
+        !self.asleep
+            && match self.reach {
+                Reach::Up | Reach::Doubtful { .. } => true,
+                Reach::Down => false,
+                Reach::Ejected { until, .. } => now >= until,
+            }
+    }
+
+    /// A scrape was answered, whatever the answer. One from another port proves nothing about the port that
+    /// serves.
+    fn answered(&mut self, same_port: bool) {
+        match self.reach {
+            Reach::Ejected { silent: false, .. } => {}
+            _ if same_port => self.reach = Reach::Up,
+            _ => {}
+        }
+    }
+
+    /// A scrape was not answered, though something may listen.
+    fn missed(&mut self) {
+        let misses = match self.reach {
+            Reach::Up => 1,
+            Reach::Doubtful { misses } => misses.saturating_add(1),
+            Reach::Down | Reach::Ejected { .. } => return,
+        };
+        self.reach = if misses < MISSES_TO_DOWN { Reach::Doubtful { misses } } else { Reach::Down };
+    }
+
+    fn forget(&mut self) {
+        self.signals = Signals::default();
+        self.observed = None;
+        self.active.clear();
+    }
+
+    fn adapters(&self) -> Vec<Arc<str>> {
+        let mut all = self.loaded.clone();
+        all.extend(self.active.iter().map(|name| Arc::from(&**name)));
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    fn trouble(&self, now: Instant) -> Option<String> {
+        match (&self.trouble, self.reach) {
+            (Some(trouble), Reach::Ejected { until, .. }) if now < until => Some(format!(
+                "{trouble}; no requests for another {} ms",
+                until.saturating_duration_since(now).as_millis()
+            )),
+            (trouble, _) => trouble.clone(),
+        }
+    }
+}
+
+static NEXT_POD: AtomicU32 = AtomicU32::new(1);
+
+/// Scrapes in a row that must time out before a pod counts as gone: one slow answer is no outage.
+const MISSES_TO_DOWN: u32 = 3;
+
+/// How long a pod gets no requests after a failed one; doubled each time in a row.
+const EJECT_FIRST: Duration = Duration::from_millis(500);
+
+/// The longest such pause.
+const EJECT_MOST: Duration = Duration::from_secs(10);

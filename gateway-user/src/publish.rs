@@ -1,0 +1,196 @@
+//! What the daemon tells the kernel: which sockets take connections, and the pods' scores.
+//!
+//! Lives on the control thread. Without steering it remembers why, and everything else goes on as before.
+
+use std::cell::{Cell, RefCell};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use crate::config::{Config, Listener, Steering as Wanted, VirtualAddress};
+use crate::gateway::Gateway;
+use crate::kernel::{KernelLogReader, PublishedScore, ScoreEntry, Steering};
+use crate::listen::bind_dual;
+use crate::status::{ListenerView, SteeringStatus};
+
+/// The kernel's part of a running gateway.
+pub struct Steered {
+    steering: RefCell<Option<Steering>>,
+    reason: Option<String>,
+    listeners: Vec<(String, SocketAddr)>,
+    dropped: Cell<u64>,
+}
+
+/// A listener that is about to be served: its configuration and its bound sockets, one for each worker.
+#[derive(Debug)]
+pub struct Bound {
+    /// As configured.
+    pub listener: Listener,
+    /// Where it is bound, with the port that the kernel chose if 0 was asked for.
+    pub address: SocketAddr,
+    /// One socket for each worker.
+    pub sockets: Vec<TcpListener>,
+    /// One more for each worker if IPv6 addresses are steered to an IPv4 listener.
+    pub dual: Vec<TcpListener>,
+}
+
+impl std::fmt::Debug for Steered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Steered").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+impl Steered {
+    /// Has sk_lookup steer connections to the sockets of `bound`, if that is wanted and works. Says in one
+    /// log line which it is.
+    pub fn start(config: &Config, bound: &mut [Bound]) -> Self {
+        let listeners =
+            bound.iter().map(|bound| (bound.listener.name.clone(), bound.address)).collect();
+        let (steering, reason) = match config.kernel.steering {
+            Wanted::Off => (None, Some("turned off by kernel.steering".to_owned())),
+            Wanted::Auto => match steer(config, bound) {
+                Ok(steering) => (Some(steering), None),
+                Err(reason) => (None, Some(reason)),
+            },
+        };
+        match &reason {
+            None => info!("steering: sk_lookup gives connections to the workers"),
+            Some(reason) => {
+                warn!("steering: ordinary listeners give connections to the workers: {reason}");
+            }
+        }
+        Self { steering: RefCell::new(steering), reason, listeners, dropped: Cell::new(0) }
+    }
+
+    /// Whether sk_lookup steers.
+    pub fn is_on(&self) -> bool {
+        self.reason.is_none()
+    }
+
+    /// What `/status` says of it.
+    pub fn status(&self) -> SteeringStatus {
+        let steering = self.steering.borrow();
+        let counters =
+            steering.as_ref().and_then(|steering| steering.counters().ok()).unwrap_or_default();
+        let listeners = self.listeners.iter().enumerate().map(|(index, (name, address))| {
+            let of_this =
+                || counters.iter().filter(|counted| counted.listener as usize / 2 == index);
+            ListenerView {
+                name: name.clone(),
+                address: address.to_string(),
+                steered: of_this().map(|counted| counted.steered).sum(),
+                dropped: of_this().map(|counted| counted.dropped).sum(),
+            }
+        });
+        SteeringStatus {
+            path: if self.is_on() { "sk_lookup" } else { "userspace" }.into(),
+            reason: self.reason.clone(),
+            listeners: listeners.collect(),
+        }
+    }
+
+    /// What the kernel programs say, if they may say anything.
+    pub fn take_log(&self) -> Option<KernelLogReader> {
+        self.steering.borrow_mut().as_mut().and_then(Steering::take_log)
+    }
+
+    /// Connections that sk_lookup has refused since the last call.
+    pub fn newly_dropped(&self) -> u64 {
+        let now: u64 = self.status().listeners.iter().map(|listener| listener.dropped).sum();
+        now.saturating_sub(self.dropped.replace(now))
+    }
+
+    /// The scores as the kernel has them; empty without steering.
+    pub fn scores(&self) -> Vec<PublishedScore> {
+        let steering = self.steering.borrow();
+        steering.as_ref().and_then(|steering| steering.scores().ok()).unwrap_or_default()
+    }
+
+    /// Publishes the scores at every change of signals, until dropped.
+    pub async fn publish(&self, gateway: &Gateway, changed: &Notify) {
+        if self.steering.borrow().is_none() {
+            return;
+        }
+        let mut complained = false;
+        loop {
+            let entries = entries(gateway);
+            let published =
+                self.steering.borrow_mut().as_mut().map(|steering| steering.publish(&entries));
+            if let Some(Err(error)) = published
+                && !std::mem::replace(&mut complained, true)
+            {
+                warn!("publishing the pods' scores failed: {error}");
+            }
+            // Many pods answer within a moment; they are written together.
+            sleep(TOGETHER).await;
+            changed.notified().await;
+        }
+    }
+
+    /// Steers nothing any more: connections find the ordinary listeners, until these close.
+    pub fn stop(&self) {
+        self.steering.borrow_mut().take();
+    }
+}
+
+fn steer(config: &Config, bound: &mut [Bound]) -> Result<Steering, String> {
+    let mut steering = Steering::start(config.kernel.log).map_err(|unfit| unfit.to_string())?;
+    for (bound, index) in bound.iter_mut().zip(0_u32..) {
+        let (v4, v6): (Vec<_>, Vec<_>) =
+            destinations(bound).into_iter().partition(|block| block.address.is_ipv4());
+        if !v6.is_empty() && bound.address.is_ipv4() {
+            bound.dual = bind_dual(bound.sockets.len()).map_err(|error| {
+                format!("listener `{}`: no IPv6 sockets: {error}", bound.listener.name)
+            })?;
+        }
+        let v6_sockets = if bound.dual.is_empty() { &bound.sockets } else { &bound.dual };
+        // An IPv6 listener takes IPv4 as well.
+        for (blocks, sockets, part) in [(v4, &bound.sockets, 0), (v6, v6_sockets, 1)] {
+            if !blocks.is_empty() {
+                steering
+                    .set_listener(2 * index + part, &blocks, sockets)
+                    .map_err(|error| format!("listener `{}`: {error}", bound.listener.name))?;
+            }
+        }
+    }
+    Ok(steering)
+}
+
+/// All that a listener is to serve: where it is bound, and its virtual addresses.
+fn destinations(bound: &Bound) -> Vec<VirtualAddress> {
+    let Bound { listener, address, .. } = bound;
+    let whole = |address: IpAddr| if address.is_ipv4() { 32 } else { 128 };
+    let own = |ip: IpAddr, prefix| VirtualAddress { address: ip, prefix, port: address.port() };
+    let mut all = match address.ip() {
+        ip if !ip.is_unspecified() => vec![own(ip, whole(ip))],
+        ip @ IpAddr::V4(_) => vec![own(ip, 0)],
+        ip @ IpAddr::V6(_) => vec![own(ip, 0), own(Ipv4Addr::UNSPECIFIED.into(), 0)],
+    };
+    all.extend(&listener.virtual_addresses);
+    all
+}
+
+/// Every pod of every pool, for the kernel's map.
+fn entries(gateway: &Gateway) -> Vec<ScoreEntry> {
+    let now = Instant::now();
+    let mut entries = Vec::new();
+    for (pool, slot) in gateway.pools.iter().zip(0..) {
+        for status in pool.status(now) {
+            entries.push(ScoreEntry {
+                pool: slot,
+                endpoint: status.pod.address,
+                score: status.score.unwrap_or_default().into(),
+                in_flight: status.view.in_flight,
+                ready: status.view.ready,
+                fresh: status.view.age.is_some_and(|age| age <= pool.source.stale_after),
+            });
+        }
+    }
+    entries
+}
+
+/// How long changes are gathered before they are written.
+const TOGETHER: Duration = Duration::from_millis(10);
