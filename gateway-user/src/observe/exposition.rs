@@ -1,9 +1,10 @@
 //! Prometheus text and OpenMetrics: a body of bytes in, the wanted samples out.
 //!
-//! A model server's answer has a thousand lines, mostly histogram buckets, of which a dozen matter, and it is read up
-//! to twenty times a second for each pod. So this is one pass that borrows from the body and looks closer only at
-//! lines that begin with a wanted prefix. It never fails: a wanted line that it cannot read is skipped and counted.
-//! What a value means, and whether it makes sense, is for the caller.
+//! A model server's answer has a thousand lines, mostly histogram buckets, of which a dozen matter,
+//! and it is read up to twenty times a second for each pod. So this is one pass that borrows from
+//! the body and looks closer only at lines that begin with a wanted prefix. It never fails: a
+//! wanted line that it cannot read is skipped and counted. What a value means, and whether it makes
+//! sense, is for the caller.
 
 use std::borrow::Cow;
 use std::str;
@@ -12,8 +13,8 @@ use memchr::{memchr, memchr2, memchr3};
 
 /// The samples of a body whose metric names begin with one of the prefixes.
 ///
-/// Timestamps, exemplars and comments are passed over. A line ends at its line feed, so a last line without one was
-/// cut off and counts as unreadable: `1` may be the start of `12`.
+/// Timestamps, exemplars and comments are passed over. A line ends at its line feed, so a last line
+/// without one was cut off and counts as unreadable: `1` may be the start of `12`.
 #[derive(Clone, Debug)]
 pub struct Samples<'a> {
     rest: &'a [u8],
@@ -380,11 +381,18 @@ mod tests {
     proptest! {
         /// What is written by the rules is read back.
         #[test]
-        fn round_trip(labels in prop::collection::vec(("[a-z_]{1,6}", "\\PC{0,8}|[\"\\\\\n{},=]{0,6}"), 0..4), value: f64) {
+        fn round_trip(
+            labels in prop::collection::vec(
+                ("[a-z_]{1,6}", "\\PC{0,8}|[\"\\\\\n{},=]{0,6}"),
+                0..4,
+            ),
+            value: f64,
+        ) {
             let written: Vec<String> = labels
                 .iter()
                 .map(|(name, value)| {
-                    let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+                    let value = value.replace('\\', "\\\\").replace('"', "\\\"");
+                    let value = value.replace('\n', "\\n");
                     format!("{name}=\"{value}\"")
                 })
                 .collect();
@@ -398,7 +406,12 @@ mod tests {
 
         /// Any bytes: no panic, and every readable line is either a sample or counted.
         #[test]
-        fn any_bytes(body in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(b"up{}=\"\\,\n 1#".to_vec())], 0..200)) {
+        fn any_bytes(
+            body in prop::collection::vec(
+                prop_oneof![any::<u8>(), prop::sample::select(b"up{}=\"\\,\n 1#".to_vec())],
+                0..200,
+            ),
+        ) {
             let mut samples = Samples::new(&body, ALL);
             let mut seen = 0;
             for sample in samples.by_ref() {

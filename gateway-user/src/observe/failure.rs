@@ -63,7 +63,8 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Whether something at the pod's address speaks HTTP, so that the pod is up although the answer is of no use.
+    /// Whether something at the pod's address speaks HTTP, so that the pod is up although the
+    /// answer is of no use.
     pub fn answered(self) -> bool {
         match self {
             Self::NotMetrics(_) | Self::NotModels(_) | Self::Status(_) | Self::TooLarge => true,
@@ -98,7 +99,8 @@ mod tests {
             (Cause::Status(500), "cannot read the pod's metrics: it answered with HTTP status 500"),
             (
                 Cause::Status(401),
-                "cannot read the pod's metrics: it answered with HTTP status 401: does it want a key?",
+                "cannot read the pod's metrics: it answered with HTTP status 401: \
+                 does it want a key?",
             ),
             (
                 Cause::NotMetrics(NotMetrics(Shape::Html)),

@@ -1,7 +1,8 @@
 //! One kept-alive HTTP/1.1 connection to one pod, for questions one after the other.
 //!
-//! The connection is driven by whoever awaits here, so it needs no task of its own and is gone when its owner is
-//! dropped. A pod that closes it while it is idle (vLLM and SGLang do after 5 s) is no failure.
+//! The connection is driven by whoever awaits here, so it needs no task of its own and is gone when
+//! its owner is dropped. A pod that closes it while it is idle (vLLM and SGLang do after 5 s) is no
+//! failure.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -65,9 +66,11 @@ impl<C: Connect> Link<C> {
         Self { connect, address, host, bearer, open: None, body: Vec::new() }
     }
 
-    /// Asks for `path`: the body of a successful answer. When dropped before its end the connection is closed.
+    /// Asks for `path`: the body of a successful answer. When dropped before its end the connection
+    /// is closed.
     pub(super) async fn get(&mut self, path: PathAndQuery) -> Result<&[u8], Cause> {
-        // Out of `self` for the time being, so that only a connection with a whole answer behind it is kept.
+        // Out of `self` for the time being, so that only a connection with a whole answer behind it
+        // is kept.
         let kept = match self.open.take() {
             Some(mut open) => open.is_ready().await.then_some(open),
             None => None,

@@ -2,13 +2,14 @@
 //!
 //! In the order in which an answer goes through them:
 //!
-//! - [`scraper`]: one task for each pod asks it, as often as it makes sense and never twice at a time.
+//! - [`scraper`]: one task for each pod asks it, as often as it makes sense and never twice at a
+//!   time.
 //! - [`exposition`]: bytes of Prometheus text become samples.
 //! - [`engines`]: the samples of each kind of model server become one [`Reading`].
 //! - [`models`]: the list of models becomes one [`Models`].
 //!
-//! Everything ends in a [`Sink`], which the pool's state implements. What a pod's silence means for it is decided
-//! there, not here, and no decision ever waits for an answer.
+//! Everything ends in a [`Sink`], which the pool's state implements. What a pod's silence means for
+//! it is decided there, not here, and no decision ever waits for an answer.
 
 mod failure;
 mod link;
@@ -24,8 +25,8 @@ pub use failure::{Cause, Failure, Question};
 pub use models::Models;
 pub use scraper::{InvalidTarget, Target, watch};
 
-/// Where what was learned about one pod goes. Called at the end of each question to the pod, from its task: cheap
-/// implementations only.
+/// Where what was learned about one pod goes. Called at the end of each question to the pod, from
+/// its task: cheap implementations only.
 pub trait Sink {
     /// The gateway has requests in flight at this pod, so that it is worth asking often.
     fn busy(&self) -> bool;

@@ -1,7 +1,8 @@
 //! Which models and adapters a pod lists: the body of `GET /v1/models` in, one [`Models`] out.
 //!
-//! All servers answer in OpenAI's form; vLLM and SGLang add `parent` to an adapter. Pure, tolerant of anything beside
-//! that, and bounded. The body must not be compared with the one before: `created` is the time of the call.
+//! All servers answer in OpenAI's form; vLLM and SGLang add `parent` to an adapter. Pure, tolerant
+//! of anything beside that, and bounded. The body must not be compared with the one before:
+//! `created` is the time of the call.
 
 use std::fmt;
 
@@ -38,7 +39,8 @@ pub struct NotModels;
 ///
 /// # Errors
 ///
-/// [`NotModels`] unless it is a JSON object with a list `data`. Entries without a usable `id` are left out.
+/// [`NotModels`] unless it is a JSON object with a list `data`. Entries without a usable `id` are
+/// left out.
 pub fn read(body: &[u8]) -> Result<Models, NotModels> {
     let List { data } = serde_json::from_slice(body).map_err(|_| NotModels)?;
     let mut models = Models { truncated: data.truncated, ..Models::default() };
@@ -119,6 +121,7 @@ const MAX_NAME_BYTES: usize = 512;
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
 
@@ -147,9 +150,10 @@ mod tests {
                 r#"{"models":[{"name":"x"}],"data":[{"id":"llama.gguf"}]}"#,
                 models(&["llama.gguf"], &[]),
             ),
+            (r#"{"data":[{"id":"a"},{"id":"a"}]}"#, models(&["a"], &[])),
             (
-                r#"{"data":[{"id":"a"},{"id":"a"},{"id":"l","parent":"a"},{"id":"l","parent":"a"}]}"#,
-                models(&["a"], &[("l", "a")]),
+                r#"{"data":[{"id":"l","parent":"a"},{"id":"l","parent":"b"}]}"#,
+                models(&[], &[("l", "a")]),
             ),
             (
                 r#"{"data":[{"id":"a","parent":""},{"id":"b","parent":null}]}"#,
@@ -187,9 +191,9 @@ mod tests {
     #[test]
     fn bounded() {
         let long = "x".repeat(MAX_NAME_BYTES + 1);
-        let mut data = vec![serde_json::json!({ "id": long })];
-        data.extend((0..2 * MAX_MODELS).map(|n| serde_json::json!({ "id": format!("m{n}") })));
-        let found = read(serde_json::json!({ "data": data }).to_string().as_bytes()).unwrap();
+        let mut data = vec![json!({ "id": long })];
+        data.extend((0..2 * MAX_MODELS).map(|n| json!({ "id": format!("m{n}") })));
+        let found = read(json!({ "data": data }).to_string().as_bytes()).unwrap();
         assert_eq!(found.bases.len(), MAX_MODELS - 1);
         assert!(found.truncated);
     }
@@ -203,8 +207,9 @@ mod tests {
         /// What is listed is found, in its order.
         #[test]
         fn round_trip(ids in prop::collection::btree_set("\\PC{1,12}", 0..20)) {
-            let data: Vec<_> = ids.iter().map(|id| serde_json::json!({ "id": id, "created": 1.5 })).collect();
-            let found = read(serde_json::json!({ "data": data }).to_string().as_bytes()).unwrap();
+            let card = |id| json!({ "id": id, "created": 1.5 });
+            let data: Vec<_> = ids.iter().map(card).collect();
+            let found = read(json!({ "data": data }).to_string().as_bytes()).unwrap();
             prop_assert!(found.bases.iter().map(|id| &**id).eq(ids.iter().map(|id| &**id)));
         }
     }

@@ -6,9 +6,9 @@ use fastrand::Rng;
 
 /// The pauses between two questions for metrics.
 ///
-/// Short while there is something to see, growing to the long one when there is not. Producing metrics costs the pod
-/// time in the process that also serves requests (some 20 ms for vLLM), so an answer that took long earns a pause in
-/// proportion.
+/// Short while there is something to see, growing to the long one when there is not. Producing
+/// metrics costs the pod time in the process that also serves requests (some 20 ms for vLLM), so an
+/// answer that took long earns a pause in proportion.
 #[derive(Debug)]
 pub(super) struct Pace {
     busy: Duration,
@@ -75,7 +75,8 @@ const JITTER: f64 = 0.1;
 /// How much longer each pause without anything to see is than the one before.
 const GROWTH: f64 = 1.5;
 
-/// A pod is asked for a tenth of the time at most: it rests for nine times as long as the answer took.
+/// A pod is asked for a tenth of the time at most: it rests for nine times as long as the answer
+/// took.
 const REST: u32 = 9;
 
 /// Shortest pause, whatever the configuration says.

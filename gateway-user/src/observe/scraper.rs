@@ -1,7 +1,8 @@
 //! One task for each pod asks for its metrics and models, for as long as the pod is known.
 //!
-//! One question at a time, each with a time limit. How often depends on what there is to see and on what an answer
-//! costs the pod ([`Pace`]). Time is tokio's and chance comes from the caller, so a test can replay a day in no time.
+//! One question at a time, each with a time limit. How often depends on what there is to see and on
+//! what an answer costs the pod (the pace). Time is tokio's and chance comes from the caller, so a
+//! test can replay a day in no time.
 
 use std::net::SocketAddr;
 use std::time::Duration;

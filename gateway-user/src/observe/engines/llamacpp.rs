@@ -1,4 +1,5 @@
-//! llama.cpp's server: slots in use, requests put off; how full its KV cache is only older releases say.
+//! llama.cpp's server: slots in use, requests put off; how full its KV cache is only older releases
+//! say.
 
 use super::Reading;
 use super::gauge::{Gauge, count, fraction};

@@ -1,8 +1,10 @@
-//! What each kind of model server says about its load: the body of its `/metrics` in, one [`Reading`] out.
+//! What each kind of model server says about its load: the body of its `/metrics` in, one
+//! [`Reading`] out.
 //!
-//! The kind is told by the names in the body, so nobody has to configure it. What is missing, unreadable or senseless
-//! (NaN, negative, infinite, a KV cache 80 times full) is unknown, never 0: a pod that looks idle by mistake would
-//! get all the traffic. Pure; names, meanings and versions are those of the servers' own sources.
+//! The kind is told by the names in the body, so nobody has to configure it. What is missing,
+//! unreadable or senseless (NaN, negative, infinite, a KV cache 80 times full) is unknown, never 0:
+//! a pod that looks idle by mistake would get all the traffic. Pure; names, meanings and versions
+//! are those of the servers' own sources.
 
 mod gauge;
 mod llamacpp;
@@ -21,15 +23,18 @@ pub struct Reading {
     pub engine: EngineKind,
     /// The load. For [`EngineKind::Unknown`] nothing is known.
     pub signals: Signals,
-    /// Adapters with live requests, sorted; at most [`MAX_ADAPTERS`]. Empty too where the server does not name them.
+    /// Adapters with live requests, sorted; at most [`MAX_ADAPTERS`]. Empty too where the server
+    /// does not name them.
     pub adapters_active: Vec<Box<str>>,
-    /// An engine has put its weights or its KV cache away (vLLM's sleep mode): it looks idle but serves nobody.
+    /// An engine has put its weights or its KV cache away (vLLM's sleep mode): it looks idle but
+    /// serves nobody.
     pub asleep: bool,
     /// Tokens in one KV cache block.
     pub block_size: Option<u32>,
     /// KV cache blocks, all engines together.
     pub blocks: Option<u32>,
-    /// Tokens that fit into the KV cache, all engines together. Hybrid models make it less than blocks times size.
+    /// Tokens that fit into the KV cache, all engines together. Hybrid models make it less than
+    /// blocks times size.
     pub kv_tokens: Option<u64>,
     /// Requests that may run at once.
     pub max_num_seqs: Option<u32>,
@@ -88,8 +93,8 @@ pub struct NotMetrics(pub Shape);
 ///
 /// # Errors
 ///
-/// [`NotMetrics`] for a page, foreign JSON, nothing or other text. Metrics of a server that we do not know are a
-/// reading in which everything is unknown.
+/// [`NotMetrics`] for a page, foreign JSON, nothing or other text. Metrics of a server that we do
+/// not know are a reading in which everything is unknown.
 pub fn read(body: &[u8]) -> Result<Reading, NotMetrics> {
     let shape = shape(body);
     match shape {

@@ -1,12 +1,14 @@
-//! SGLang: one series for each scheduler process that reports, so one request may be counted several times.
+//! SGLang: one series for each scheduler process that reports, so one request may be counted
+//! several times.
 
 use super::Reading;
 use super::gauge::{Gauge, count, fraction, size, tokens};
 use crate::observe::exposition::Samples;
 use crate::schedule::Signals;
 
-/// Tensor- and pipeline-parallel ranks of one data-parallel rank work on the same requests, so the data-parallel rank
-/// alone tells the parts; series with a priority repeat parts of the one without.
+/// Tensor- and pipeline-parallel ranks of one data-parallel rank work on the same requests, so the
+/// data-parallel rank alone tells the parts; series with a priority repeat parts of the one
+/// without.
 pub(super) fn read(body: &[u8]) -> Reading {
     let mut reading = Reading::default();
     let mut running = Gauge::default();

@@ -1,4 +1,5 @@
-//! TensorRT-LLM: behind Triton, or with its own server, whose `/metrics` may be JSON instead of text.
+//! TensorRT-LLM: behind Triton, or with its own server, whose `/metrics` may be JSON instead of
+//! text.
 
 use std::fmt;
 
@@ -90,8 +91,8 @@ pub(super) fn read_serve(body: &[u8]) -> Reading {
     blocks.write(reading)
 }
 
-/// `trtllm-serve`, in JSON: a list of what each iteration since the last call was like. Idle, it is empty: then
-/// nothing is known.
+/// `trtllm-serve`, in JSON: a list of what each iteration since the last call was like. Idle, it is
+/// empty: then nothing is known.
 pub(super) fn read_iterations(body: &[u8]) -> Option<Reading> {
     let last = match serde_json::from_slice(body).ok()? {
         Iterations { seen: false, .. } => Iteration::default(),

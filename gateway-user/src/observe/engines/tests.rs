@@ -235,8 +235,10 @@ fn case_53_kv_under_either_name() {
 fn case_54_several_engines() {
     let body = |waiting: &str| {
         format!(
-            "vllm:num_requests_waiting{{engine=\"0\"}} 2\nvllm:num_requests_waiting{{engine=\"1\"}} {waiting}\n\
-             vllm:kv_cache_usage_perc{{engine=\"0\"}} 0.2\nvllm:kv_cache_usage_perc{{engine=\"1\"}} 0.9\n"
+            "vllm:num_requests_waiting{{engine=\"0\"}} 2\n\
+             vllm:num_requests_waiting{{engine=\"1\"}} {waiting}\n\
+             vllm:kv_cache_usage_perc{{engine=\"0\"}} 0.2\n\
+             vllm:kv_cache_usage_perc{{engine=\"1\"}} 0.9\n"
         )
     };
     let found = signals_of(&body("5"));
@@ -401,7 +403,8 @@ fn vllm_cache_config() {
 fn vllm_asleep() {
     let body = |awake: u8| {
         format!(
-            "vllm:num_requests_running 0\nvllm:engine_sleep_state{{sleep_state=\"awake\"}} {awake}\n\
+            "vllm:num_requests_running 0\n\
+             vllm:engine_sleep_state{{sleep_state=\"awake\"}} {awake}\n\
              vllm:engine_sleep_state{{sleep_state=\"discard_all\"}} 0\n"
         )
     };
@@ -427,9 +430,7 @@ fn sglang_counts_a_request_once() {
 #[test]
 fn triton_variants() {
     let requests = |kind: &str, value: u32| {
-        format!(
-            "nv_trt_llm_request_metrics{{model=\"m\",request_type=\"{kind}\",version=\"1\"}} {value}\n"
-        )
+        format!("nv_trt_llm_request_metrics{{model=\"m\",request_type=\"{kind}\"}} {value}\n")
     };
     let blocks = |kind: &str, value: u32| {
         format!("nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type=\"{kind}\"}} {value}\n")
@@ -492,7 +493,8 @@ fn trtllm_iterations() {
         (" [ ] ", signals(None, None, None, None, None)),
         ("[{\"numActiveRequests\":7}]", signals(None, None, 7, None, None)),
         (
-            "[{\"numActiveRequests\":-1,\"numQueuedRequests\":\"3\",\"kvCacheStats\":{\"maxNumBlocks\":0,\"usedNumBlocks\":0}}]",
+            "[{\"numActiveRequests\":-1,\"numQueuedRequests\":\"3\",\
+             \"kvCacheStats\":{\"maxNumBlocks\":0,\"usedNumBlocks\":0}}]",
             signals(None, None, None, None, None),
         ),
     ] {
@@ -587,7 +589,12 @@ proptest! {
 
     /// Lines of the right kind with any values: nothing out of range comes out.
     #[test]
-    fn any_values(lines in prop::collection::vec((name(), prop::collection::vec(label(), 0..4), value()), 0..12)) {
+    fn any_values(
+        lines in prop::collection::vec(
+            (name(), prop::collection::vec(label(), 0..4), value()),
+            0..12,
+        ),
+    ) {
         let body: String = lines
             .iter()
             .map(|(name, labels, value)| format!("{name}{{{}}} {value}\n", labels.join(",")))
@@ -597,7 +604,9 @@ proptest! {
 
     /// A real answer with some bytes changed.
     #[test]
-    fn changed_bytes(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
+    fn changed_bytes(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
         let mut body = golden!("vllm-0.33-load.txt").to_vec();
         for (at, byte) in changes {
             let at = at.index(body.len());
@@ -613,7 +622,8 @@ proptest! {
             .iter()
             .enumerate()
             .map(|(engine, (waiting, kv))| format!(
-                "vllm:num_requests_waiting{{engine=\"{engine}\"}} {waiting}\nvllm:kv_cache_usage_perc{{engine=\"{engine}\"}} {kv}\n"
+                "vllm:num_requests_waiting{{engine=\"{engine}\"}} {waiting}\n\
+                 vllm:kv_cache_usage_perc{{engine=\"{engine}\"}} {kv}\n"
             ))
             .collect();
         let found = signals_of(&body);

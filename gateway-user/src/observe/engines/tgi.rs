@@ -5,7 +5,8 @@ use super::gauge::{Gauge, count, ratio, tokens};
 use crate::observe::exposition::Samples;
 use crate::schedule::Signals;
 
-/// The KV cache's use is an estimate from above: what the running batch may grow to, out of the token budget.
+/// The KV cache's use is an estimate from above: what the running batch may grow to, out of the
+/// token budget.
 pub(super) fn read(body: &[u8]) -> Reading {
     let mut running = Gauge::default();
     let mut waiting = Gauge::default();

@@ -1,4 +1,5 @@
-//! vLLM: 0.6 and later, V0 and V1 engines, one or several behind one API server, and the Rust front end.
+//! vLLM: 0.6 and later, V0 and V1 engines, one or several behind one API server, and the Rust front
+//! end.
 
 use super::gauge::{Gauge, count, fraction, size, tokens};
 use super::{MAX_ADAPTERS, MAX_NAME_BYTES, Reading};
@@ -81,9 +82,9 @@ impl<'a> CacheConfig<'a> {
 
 /// The newest series of `lora_requests_info`.
 ///
-/// Its value is the time of the last update, or a sum of such times: good only for comparing. Older combinations of
-/// adapters stay in the body for ever. Of the two lists only the union means the same in every version: the adapters
-/// with live requests.
+/// Its value is the time of the last update, or a sum of such times: good only for comparing. Older
+/// combinations of adapters stay in the body for ever. Of the two lists only the union means the
+/// same in every version: the adapters with live requests.
 #[derive(Default)]
 struct Adapters<'a> {
     newest: Option<Sample<'a>>,

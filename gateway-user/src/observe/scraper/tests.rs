@@ -1,167 +1,22 @@
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::io;
 use std::rc::Rc;
 
 use fastrand::Rng;
 use proptest::prelude::{ProptestConfig, any, prop, prop_assert, proptest};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-use tokio::task::{LocalSet, spawn_local};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::LocalSet;
 use tokio::time::sleep;
 
+use self::fake::{Answer, FakePod};
 use super::*;
 use crate::observe::engines::{EngineKind, NotMetrics};
 use crate::observe::models::NotModels;
 
+mod fake;
+
 const IDLE: &str = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n";
 const LOADED: &str = "vllm:num_requests_running 5\nvllm:num_requests_waiting 0\n";
 const ONE_MODEL: &str = r#"{"data":[{"id":"base"}]}"#;
-
-/// What a fake pod does when asked for a path.
-#[derive(Clone)]
-enum Answer {
-    /// 200 with this body.
-    Body(&'static str),
-    /// 200 with this body, some time later.
-    Late(Duration, &'static str),
-    /// Bytes as they are, then the end of the connection.
-    Raw(Vec<u8>),
-    /// A status without a body.
-    Status(u16),
-    /// Nothing, ever.
-    Silence,
-}
-
-/// A pod in memory: as many ports as one likes, all alike.
-#[derive(Clone, Default)]
-struct FakePod(Rc<RefCell<PodState>>);
-
-#[derive(Default)]
-struct PodState {
-    answers: HashMap<&'static str, Answer>,
-    down: bool,
-    closes_idle_after: Option<Duration>,
-    /// Ends kept connections instead of answering a second question on them.
-    closes_on_reuse: bool,
-    /// From a pod's close of an idle connection to ours.
-    slowest_close: Duration,
-    asked: Vec<Asked>,
-    connections: usize,
-    in_flight: usize,
-    most_in_flight: usize,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Asked {
-    at: Instant,
-    port: u16,
-    path: String,
-    head: String,
-}
-
-impl FakePod {
-    fn new(answers: &[(&'static str, Answer)]) -> Self {
-        let pod = Self::default();
-        pod.0.borrow_mut().answers.extend(answers.iter().cloned());
-        pod
-    }
-
-    /// With these metrics and one model.
-    fn with_metrics(metrics: &'static str) -> Self {
-        Self::new(&[("/metrics", Answer::Body(metrics)), ("/v1/models", Answer::Body(ONE_MODEL))])
-    }
-
-    fn set(&self, path: &'static str, answer: Answer) {
-        self.0.borrow_mut().answers.insert(path, answer);
-    }
-
-    fn times(&self, path: &str) -> Vec<Instant> {
-        let state = self.0.borrow();
-        state.asked.iter().filter(|asked| asked.path == path).map(|asked| asked.at).collect()
-    }
-
-    fn count(&self, path: &str) -> usize {
-        self.times(path).len()
-    }
-
-    async fn serve(self, port: u16, mut io: DuplexStream) -> io::Result<()> {
-        let close_idle = self.0.borrow().closes_idle_after.unwrap_or(Duration::MAX);
-        let mut reused = false;
-        loop {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                match timeout(close_idle, io.read_u8()).await {
-                    Ok(byte) => head.push(byte?),
-                    Err(_) => {
-                        io.shutdown().await?;
-                        let from = Instant::now();
-                        let _ = io.read_u8().await;
-                        let mut state = self.0.borrow_mut();
-                        state.slowest_close = state.slowest_close.max(from.elapsed());
-                        return Ok(());
-                    }
-                }
-            }
-            let head = String::from_utf8(head).unwrap();
-            let path = head.split(' ').nth(1).unwrap().to_owned();
-            let answer = {
-                let mut state = self.0.borrow_mut();
-                if reused && state.closes_on_reuse {
-                    return Ok(());
-                }
-                state.in_flight += 1;
-                state.most_in_flight = state.most_in_flight.max(state.in_flight);
-                let answer = state.answers.get(path.as_str()).cloned();
-                state.asked.push(Asked { at: Instant::now(), port, path, head });
-                answer.unwrap_or(Answer::Status(404))
-            };
-            let done = answer.write(&mut io).await;
-            self.0.borrow_mut().in_flight -= 1;
-            done?;
-            reused = true;
-        }
-    }
-}
-
-impl Answer {
-    async fn write(self, io: &mut DuplexStream) -> io::Result<()> {
-        let (status, body) = match self {
-            Self::Body(body) => (200, body),
-            Self::Late(delay, body) => {
-                sleep(delay).await;
-                (200, body)
-            }
-            Self::Raw(bytes) => {
-                io.write_all(&bytes).await?;
-                return Err(io::ErrorKind::ConnectionAborted.into());
-            }
-            Self::Status(status) => (status, ""),
-            Self::Silence => {
-                // Until the asker gives up.
-                io.read_u8().await?;
-                (500, "")
-            }
-        };
-        let length = body.len();
-        let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{body}");
-        io.write_all(answer.as_bytes()).await
-    }
-}
-
-impl Connect for FakePod {
-    type Io = DuplexStream;
-
-    async fn connect(&self, address: SocketAddr) -> io::Result<DuplexStream> {
-        if self.0.borrow().down {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
-        self.0.borrow_mut().connections += 1;
-        let (near, far) = duplex(64 << 10);
-        let pod = self.clone();
-        spawn_local(async move { pod.serve(address.port(), far).await });
-        Ok(near)
-    }
-}
 
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
@@ -252,9 +107,10 @@ fn watching_with_seed<F: Future>(
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     LocalSet::new().block_on(&runtime.unwrap(), async {
         let sink = Rc::new(Recorder::default());
+        let rng = Rng::with_seed(seed);
         tokio::select! {
             biased;
-            () = watch_over(pod.clone(), target, sink.clone(), Rng::with_seed(seed)) => panic!("it ended"),
+            () = watch_over(pod.clone(), target, sink.clone(), rng) => panic!("it ended"),
             output = script(sink.clone()) => output,
         }
     })
@@ -408,7 +264,8 @@ fn case_55_failures_by_cause() {
     }
 }
 
-/// Picker case 25: a pod that is down is told as such again and again, and is back by itself, models first thing.
+/// Picker case 25: a pod that is down is told as such again and again, and is back by itself,
+/// models first thing.
 #[test]
 fn case_25_down_and_up_again() {
     let pod = FakePod::with_metrics(IDLE);
@@ -549,7 +406,8 @@ fn targets_that_cannot_be_asked() {
     assert_eq!(new("/metrics", Some("a\r\nb: c")), Err(InvalidTarget::Key));
 }
 
-/// A run is replayed by its seed; another seed asks at other times (case 65: gateways must not go in step).
+/// A run is replayed by its seed; another seed asks at other times (case 65: gateways must not go
+/// in step).
 #[test]
 fn times_depend_on_the_seed_alone() {
     let gaps = |seed| {
@@ -626,7 +484,11 @@ proptest! {
     /// Whatever a pod sends: one event for it, no panic, no wait beyond the time limit.
     #[test]
     fn any_answer(
-        head in prop::sample::select(vec!["", "HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"]),
+        head in prop::sample::select(vec![
+            "",
+            "HTTP/1.1 200 OK\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+        ]),
         body in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let pod = FakePod::with_metrics("");
