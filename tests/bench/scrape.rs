@@ -43,9 +43,7 @@ fn list_of_models(bencher: Bencher, adapters: usize) {
         write!(body, ",{{\"id\":\"adapter-{adapter}\",\"parent\":\"base\",{created}}}").unwrap();
     }
     body.push_str("]}");
-    bencher
-        .counter(BytesCount::new(body.len()))
-        .bench(|| models::read(black_box(body.as_bytes())));
+    bencher.counter(BytesCount::new(body.len())).bench(|| models::read(black_box(body.as_bytes())));
 }
 
 /// A body of vLLM's form and length: gauges, counters and histograms for each engine.

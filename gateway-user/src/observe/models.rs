@@ -4,6 +4,7 @@
 //! of anything beside that, and bounded. The body must not be compared with the one before:
 //! `created` is the time of the call.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{SeqAccess, Visitor};
@@ -44,18 +45,15 @@ pub struct NotModels;
 pub fn read(body: &[u8]) -> Result<Models, NotModels> {
     let List { data } = serde_json::from_slice(body).map_err(|_| NotModels)?;
     let mut models = Models { truncated: data.truncated, ..Models::default() };
+    let mut seen = HashSet::new();
     for Card { id, parent } in data.items {
-        if !is_usable(&id) {
+        if !is_usable(&id) || !seen.insert(id.clone()) {
             continue;
         }
-        let Some(parent) = parent.filter(|parent| !parent.is_empty()) else {
-            if !models.bases.contains(&id) {
-                models.bases.push(id);
-            }
-            continue;
-        };
-        if is_usable(&parent) && !models.adapters.iter().any(|known| known.id == id) {
-            models.adapters.push(Adapter { id, parent });
+        match parent.filter(|parent| !parent.is_empty()) {
+            None => models.bases.push(id),
+            Some(parent) if is_usable(&parent) => models.adapters.push(Adapter { id, parent }),
+            Some(_) => {}
         }
     }
     Ok(models)

@@ -151,17 +151,19 @@ fn case_57_the_rate_follows_the_load() {
 #[test]
 fn an_idle_pod_that_becomes_busy_is_asked_soon() {
     let pod = FakePod::with_metrics(IDLE);
-    let (before, after) = watching(&pod, target(), |sink| {
+    let source = MetricsSource { idle_interval: secs(60), ..source() };
+    let target = Target::new(([10, 0, 0, 1], 8000).into(), &source, None).unwrap();
+    let (before, after) = watching(&pod, target, |sink| {
         let pod = pod.clone();
         async move {
-            sleep(secs(20)).await;
+            sleep(secs(600)).await;
             let before = pod.count("/metrics");
             sink.busy.set(true);
-            sleep(BUSY_CHECK + millis(60)).await;
+            sleep(BUSY_CHECK).await;
             (before, pod.count("/metrics"))
         }
     });
-    assert!(after > before, "{before} {after}");
+    assert_eq!(after, before + 1);
 }
 
 /// Case 57: a slow pod is asked once at a time, and less often.
@@ -285,20 +287,34 @@ fn case_25_down_and_up_again() {
             let events = sink.take();
             let came_up = [Event::Reading(EngineKind::Vllm, Some(0)), Event::Models(1)];
             assert_eq!(events[..2], came_up);
+
+            // Restarted between two readings of its models.
+            pod.0.borrow_mut().down = true;
+            pod.set("/metrics", Answer::Raw(b"".to_vec()));
+            sleep(millis(1200)).await;
+            assert_eq!(sink.failures().first(), Some(&Cause::Refused));
+            pod.0.borrow_mut().down = false;
+            pod.set("/metrics", Answer::Body(IDLE));
+            sleep(millis(1200)).await;
+            assert_eq!(sink.take()[..2], came_up);
         }
     });
 }
 
 #[test]
 fn models_are_read_more_often_while_busy() {
-    let reads = |metrics| {
+    let reads = |metrics, busy| {
         let pod = FakePod::with_metrics(metrics);
-        watching(&pod, target(), |_| sleep(secs(60)));
+        watching(&pod, target(), |sink| async move {
+            sink.busy.set(busy);
+            sleep(secs(60)).await;
+        });
         pod.count("/v1/models")
     };
-    let (idle, busy) = (reads(IDLE), reads(LOADED));
+    let (idle, loaded, ours) = (reads(IDLE, false), reads(LOADED, false), reads(IDLE, true));
     assert!((10..=13).contains(&idle), "{idle}");
-    assert!((27..=33).contains(&busy), "{busy}");
+    assert!((27..=33).contains(&loaded), "{loaded}");
+    assert!((27..=33).contains(&ours), "{ours}");
 }
 
 #[test]
