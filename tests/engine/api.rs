@@ -268,7 +268,7 @@ impl Reply {
             let _ = write!(text, " w{count:04}");
         }
         let cached = match self.cached_tokens {
-            Some(cached) => format!("{{\"audio_tokens\":null,\"cached_tokens\":{cached}}}"),
+            Some(cached) => format!("{{\"cached_tokens\":{cached}}}"),
             None => "null".to_owned(),
         };
         let (prompt, total) = (self.prompt_tokens, self.prompt_tokens + max_tokens);

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::api::{self, Body, Endpoint, Reply};
 use super::faults::{Faults, MetricsFault};
 use super::model::Rejected;
-use super::pod::{Control, End, Pod, Submitted, Target, lock, unix};
+use super::pod::{Control, End, Pod, Span, Submitted, Target, lock, unix};
 use super::routes;
 use super::wire::{self, Answer, Framing, Head};
 
@@ -45,13 +45,27 @@ impl Drop for Open {
     }
 }
 
-/// The connection is over: the client left, or a fault says so.
-struct Over;
+/// Why a connection is over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Over {
+    /// The client left, or broke the rules.
+    Client,
+    /// A fault says so.
+    Fault,
+}
 
 impl From<io::Error> for Over {
     fn from(_: io::Error) -> Self {
-        Self
+        Self::Client
     }
+}
+
+/// How an inference request was answered to its end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Outcome {
+    Completed,
+    /// An error, by status or by event.
+    Failed,
 }
 
 struct Conn {
@@ -79,8 +93,9 @@ impl Conn {
                     let faults = self.faults(&head, &body);
                     self.split = faults.split;
                     close |= faults.close;
-                    self.infer(endpoint, &head, &body, &faults, close).await?;
-                    lock(&self.pod.stats).completed += 1;
+                    let outcome = self.infer(endpoint, &head, &body, &faults, close).await;
+                    self.count(outcome);
+                    outcome?;
                     close |= faults.close_silently || faults.until_close;
                     self.split = None;
                 }
@@ -96,6 +111,15 @@ impl Conn {
         }
     }
 
+    fn count(&self, outcome: Result<Outcome, Over>) {
+        let mut stats = lock(&self.pod.stats);
+        match outcome {
+            Ok(Outcome::Completed) => stats.completed += 1,
+            Ok(Outcome::Failed) | Err(Over::Fault) => stats.failed += 1,
+            Err(Over::Client) => stats.aborted += 1,
+        }
+    }
+
     /// The next request's head.
     async fn head(&mut self, first: bool) -> Result<Head, Over> {
         loop {
@@ -104,7 +128,7 @@ impl Conn {
                 Ok(None) => {}
                 Err(wire::Malformed) => {
                     self.write(wire::invalid_request().as_bytes()).await?;
-                    return Err(Over);
+                    return Err(Over::Client);
                 }
             }
             // Only between requests: uvicorn waits for ever for the first one, and for the rest of one.
@@ -112,7 +136,7 @@ impl Conn {
                 self.fill().await?;
             } else {
                 let idle = self.pod.options.keep_alive;
-                timeout(idle, self.fill()).await.map_err(|_| Over)??;
+                timeout(idle, self.fill()).await.map_err(|_| Over::Client)??;
             }
         }
     }
@@ -136,7 +160,7 @@ impl Conn {
                         Ok(false) => self.fill().await?,
                         Err(wire::Malformed) => {
                             self.write(wire::invalid_request().as_bytes()).await?;
-                            return Err(Over);
+                            return Err(Over::Client);
                         }
                     }
                 }
@@ -162,9 +186,9 @@ impl Conn {
         body: &Bytes,
         faults: &Faults,
         close: bool,
-    ) -> Result<(), Over> {
+    ) -> Result<Outcome, Over> {
         if faults.no_answer {
-            return self.gone().await;
+            return Err(self.gone().await);
         }
         let prepared = match refusal(&self.pod, faults) {
             Some(answer) => Err(Box::new(answer)),
@@ -172,21 +196,20 @@ impl Conn {
         };
         let (mut reply, submitted, stream) = match prepared {
             Ok(prepared) => prepared,
-            Err(answer) => return self.answer(head, &answer, close).await,
+            Err(answer) => {
+                self.answer(head, &answer, close).await?;
+                return Ok(Outcome::Failed);
+            }
         };
         if let Some(status) = faults.interim {
             let hint = if status == 103 { "link: </style.css>; rel=preload\r\n" } else { "" };
             self.write(format!("HTTP/1.1 {status} Interim\r\n{hint}\r\n").as_bytes()).await?;
         }
-        let done = if stream {
+        if stream {
             self.stream(&mut reply, &submitted, faults, close).await
         } else {
             self.whole(head, &mut reply, &submitted, faults, close).await
-        };
-        if done.is_err() {
-            lock(&self.pod.stats).aborted += 1;
         }
-        done
     }
 
     /// Reads the request and gives it to an engine, or says why not.
@@ -251,7 +274,7 @@ impl Conn {
         submitted: &Submitted,
         faults: &Faults,
         close: bool,
-    ) -> Result<(), Over> {
+    ) -> Result<Outcome, Over> {
         // The head says nothing of the engine: it goes out before the request is there.
         self.pause_until(self.pod.front_end_done().into()).await?;
         let chunked = !faults.until_close;
@@ -264,7 +287,10 @@ impl Conn {
             let end = ticket.end();
             let tokens = ticket.tokens();
             while sent < tokens {
-                self.strike(faults, sent, chunked).await?;
+                self.strike(faults, sent).await?;
+                if faults.error_after == Some(sent) {
+                    return self.dead(chunked).await;
+                }
                 if sent == 0 {
                     if self.pod.options.prompt_tokens_details {
                         reply.cached_tokens = Some(ticket.cached());
@@ -277,7 +303,7 @@ impl Conn {
             }
             match end {
                 End::NotYet => {
-                    self.strike(faults, sent, chunked).await?;
+                    self.strike(faults, sent).await?;
                     let alive = faults.keep_alive_ms.filter(|_| sent == 0);
                     self.news(submitted, alive.map(Duration::from_millis), chunked).await?;
                 }
@@ -285,13 +311,16 @@ impl Conn {
                 End::EngineDead => return self.dead(chunked).await,
             }
         }
-        self.strike(faults, sent, chunked).await?;
+        self.strike(faults, sent).await?;
+        if faults.error_after == Some(sent) {
+            return self.dead(chunked).await;
+        }
         self.event(chunked, faults, |out| reply.put_usage(out, sent)).await?;
         self.event(chunked, faults, |out| out.extend_from_slice(api::DONE)).await?;
         if chunked {
             self.write(wire::last_chunk(faults.trailers)).await?;
         }
-        Ok(())
+        Ok(Outcome::Completed)
     }
 
     /// Answers with one body.
@@ -302,19 +331,21 @@ impl Conn {
         submitted: &Submitted,
         faults: &Faults,
         close: bool,
-    ) -> Result<(), Over> {
+    ) -> Result<Outcome, Over> {
         if faults.stall_after.is_some() {
-            return self.gone().await;
+            return Err(self.gone().await);
         }
         if faults.exit_after.is_some() {
-            self.pod.control(Control::Die);
-            return self.gone().await;
+            self.pod.control(Control::Die(Span(None)));
+            self.gone().await;
+            return Err(Over::Fault);
         }
         while submitted.ticket.end() == End::NotYet {
             self.news(submitted, None, false).await?;
         }
         if submitted.ticket.end() == End::EngineDead || faults.error_after.is_some() {
-            return self.answer(head, &api::engine_dead(), close).await;
+            self.answer(head, &api::engine_dead(), close).await?;
+            return Ok(Outcome::Failed);
         }
         if self.pod.options.prompt_tokens_details {
             reply.cached_tokens = Some(submitted.ticket.cached());
@@ -328,7 +359,7 @@ impl Conn {
                 let half = answer.body.as_bytes().get(..answer.body.len() / 2);
                 self.write(half.unwrap_or_default()).await?;
             }
-            return self.crash(faults).await;
+            return Err(self.crash(faults));
         }
         if faults.until_close {
             let date = wire::date(unix().as_secs());
@@ -338,46 +369,49 @@ impl Conn {
                 .filter(|line| !line.starts_with("content-length"))
                 .collect();
             self.write(head.as_bytes()).await?;
-            return self.write(answer.body.as_bytes()).await;
+            self.write(answer.body.as_bytes()).await?;
+        } else {
+            self.answer(head, &answer, close).await?;
         }
-        self.answer(head, &answer, close).await
+        Ok(Outcome::Completed)
     }
 
-    /// Does what a fault says should happen after `sent` tokens.
-    async fn strike(&mut self, faults: &Faults, sent: u32, chunked: bool) -> Result<(), Over> {
+    /// Does what a fault says should happen to the connection after `sent` tokens.
+    async fn strike(&mut self, faults: &Faults, sent: u32) -> Result<(), Over> {
         let now = Some(sent);
         if faults.stall_after == now {
-            return self.gone().await;
+            return Err(self.gone().await);
         }
         if faults.crash_after == now {
-            return self.crash(faults).await;
-        }
-        if faults.error_after == now {
-            self.dead(chunked).await?;
-            return Err(Over);
+            return Err(self.crash(faults));
         }
         if faults.exit_after == now {
-            self.pod.control(Control::Die);
-            return self.gone().await;
+            self.pod.control(Control::Die(Span(None)));
+            self.gone().await;
+            return Err(Over::Fault);
         }
         Ok(())
     }
 
     /// Ends a stream whose engine has died.
-    async fn dead(&mut self, chunked: bool) -> Result<(), Over> {
+    async fn dead(&mut self, chunked: bool) -> Result<Outcome, Over> {
         let healthy = Faults::default();
         for event in [api::ENGINE_DEAD_EVENT, api::DONE] {
             self.event(chunked, &healthy, |out| out.extend_from_slice(event)).await?;
         }
-        if chunked { self.write(wire::last_chunk(false)).await } else { Err(Over) }
+        if chunked {
+            self.write(wire::last_chunk(false)).await?;
+        }
+        Ok(Outcome::Failed)
     }
 
-    /// Cuts the connection.
-    async fn crash(&mut self, faults: &Faults) -> Result<(), Over> {
+    /// Lets the connection end in the way that the fault says.
+    fn crash(&mut self, faults: &Faults) -> Over {
         if !faults.crash_fin {
-            self.socket.set_zero_linger()?;
+            // A socket that cannot be set ends by FIN, and the test that wants RST says so.
+            let _ = self.socket.set_zero_linger();
         }
-        Err(Over)
+        Over::Fault
     }
 
     /// Answers at once, head and body in a write each.
@@ -397,7 +431,7 @@ impl Conn {
             self.pause_until(Instant::now() + delay).await?;
         }
         if fault == MetricsFault::Silent {
-            return self.gone().await;
+            return Err(self.gone().await);
         }
         let mut answer = routes::metrics(&self.pod, fault);
         if fault == MetricsFault::Garbage {
@@ -408,7 +442,7 @@ impl Conn {
             self.write(answer.head(&date, close).as_bytes()).await?;
             let half = answer.body.as_bytes().get(..answer.body.len() / 2);
             self.write(half.unwrap_or_default()).await?;
-            return Err(Over);
+            return Err(Over::Fault);
         }
         self.answer(head, &answer, close).await
     }
@@ -447,15 +481,16 @@ impl Conn {
                 match self.socket.try_write(rest) {
                     Ok(written) => {
                         self.pod.bytes_out.fetch_add(written as u64, Ordering::Relaxed);
+                        self.pod.writes.fetch_add(1, Ordering::Relaxed);
                         rest = rest.get(written..).unwrap_or_default();
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         tokio::select! {
                             writable = self.socket.writable() => writable?,
-                            filled = fill(&self.socket, &self.pod, &mut self.inbox) => filled?,
+                            watched = watch(&self.socket, &self.pod, &mut self.inbox) => watched?,
                         }
                     }
-                    Err(_) => return Err(Over),
+                    Err(_) => return Err(Over::Client),
                 }
             }
             if self.split.is_some() {
@@ -483,7 +518,7 @@ impl Conn {
             tokio::select! {
                 biased;
                 () = submitted.ticket.news.notified() => return Ok(()),
-                filled = fill(&self.socket, &self.pod, &mut self.inbox) => filled?,
+                watched = watch(&self.socket, &self.pod, &mut self.inbox) => watched?,
                 () = comment => {
                     let healthy = Faults::default();
                     self.event(chunked, &healthy, |out| out.extend_from_slice(KEEP_ALIVE)).await?;
@@ -500,15 +535,17 @@ impl Conn {
             tokio::select! {
                 biased;
                 () = sleep_until(end) => return Ok(()),
-                filled = fill(&self.socket, &self.pod, &mut self.inbox) => filled?,
+                watched = watch(&self.socket, &self.pod, &mut self.inbox) => watched?,
             }
         }
     }
 
     /// Waits until the client goes.
-    async fn gone(&mut self) -> Result<(), Over> {
+    async fn gone(&mut self) -> Over {
         loop {
-            self.fill().await?;
+            if let Err(over) = self.fill().await {
+                return over;
+            }
             // What it still sends is of no use.
             self.inbox.clear();
         }
@@ -519,19 +556,28 @@ impl Conn {
     }
 }
 
+/// Reads ahead while an answer is under way, to notice when the client leaves. Like uvicorn it stops
+/// reading, and noticing, behind so many bytes.
+async fn watch(socket: &TcpStream, pod: &Pod, inbox: &mut BytesMut) -> Result<(), Over> {
+    if inbox.len() >= READ_AHEAD {
+        std::future::pending::<()>().await;
+    }
+    fill(socket, pod, inbox).await
+}
+
 /// Reads more of what the client sends; the end of it, even of that direction only, is the end of all.
 async fn fill(socket: &TcpStream, pod: &Pod, inbox: &mut BytesMut) -> Result<(), Over> {
     loop {
         socket.readable().await?;
         inbox.reserve(READ);
         match socket.try_read_buf(inbox) {
-            Ok(0) => return Err(Over),
+            Ok(0) => return Err(Over::Client),
             Ok(read) => {
                 pod.bytes_in.fetch_add(read as u64, Ordering::Relaxed);
                 return Ok(());
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return Err(Over),
+            Err(_) => return Err(Over::Client),
         }
     }
 }
@@ -540,6 +586,9 @@ async fn fill(socket: &TcpStream, pod: &Pod, inbox: &mut BytesMut) -> Result<(),
 fn refusal(pod: &Pod, faults: &Faults) -> Option<Answer> {
     if pod.starting() {
         return Some(routes::starting());
+    }
+    if pod.engine_dead() {
+        return Some(api::engine_dead());
     }
     if let Some(status) = faults.status {
         let kind = match status {
@@ -561,3 +610,5 @@ fn refusal(pod: &Pod, faults: &Faults) -> Option<Answer> {
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 /// Read at least so much at a time, when there is that much.
 const READ: usize = 16 << 10;
+/// Most bytes read ahead of an answer.
+const READ_AHEAD: usize = 64 << 10;

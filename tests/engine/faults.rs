@@ -2,6 +2,9 @@
 //!
 //! Set at start, by `POST /_fault` (the fields given change, the others stay), by [`super::Server::fault`],
 //! or for one request by the header `x-engine-fault` with the same JSON. `DELETE /_fault` heals.
+//!
+//! What hits the pod as a whole is an order rather than a state: `POST /_refuse`, `POST /_die` and
+//! `POST /_kill_engine`, each with `{"for_ms": 500}` or for ever, and the like on [`super::Server`].
 
 use serde::{Deserialize, Serialize};
 
@@ -47,8 +50,6 @@ pub struct Faults {
     /// (r) Comments on the stream every so many milliseconds while the request has no token.
     pub keep_alive_ms: Option<u64>,
 
-    /// Refuse connections.
-    pub refuse: bool,
     /// Refuse new requests as vLLM does while it drains; `/health` stays well.
     pub draining: bool,
     /// Status of `/health`.

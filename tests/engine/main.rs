@@ -75,6 +75,9 @@ struct Args {
     /// Answer 503 when so many requests wait.
     #[arg(long)]
     max_num_queued_reqs: Option<usize>,
+    /// Microseconds that the front-end is busy with each event; 0 sends the tokens of a step at once.
+    #[arg(long, default_value_t = 0)]
+    event_us: u64,
     /// Put "ts", unix nanoseconds, in every token event.
     #[arg(long)]
     stamp: bool,
@@ -178,6 +181,7 @@ impl Args {
             prompt_tokens_details: self.enable_prompt_tokens_details,
             max_queued: self.max_num_queued_reqs,
             stamp: self.stamp,
+            event_time: Duration::from_micros(self.event_us),
             start_after: Duration::from_millis(self.start_after_ms),
             start_busy: self.start_busy,
             faults: Faults::default().with(fault.as_bytes()).context("bad --fault")?,
@@ -204,6 +208,7 @@ GPU profiles (an 8B model unless the name says otherwise):
 
 Faults (--fault, POST /_fault, or the request header x-engine-fault; DELETE /_fault heals):
   {\"status\":503,\"times\":3}   {\"stall_after\":4}   {\"crash_after\":2}   {\"metrics\":\"nan\"}
+Orders, each with {\"for_ms\":500} or for ever: POST /_refuse, POST /_die, POST /_kill_engine
 
 Example: two pods, one of them slow, and a request to the first
   engine --listen 127.0.0.1:9001 --gpu h100 --adapters sql,chat --listen 127.0.0.1:9002 --gpu l4

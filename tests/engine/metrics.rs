@@ -1,8 +1,8 @@
 //! `/metrics` as each kind of model server prints it. Pure: text from numbers.
 
-use std::fmt::Write as _;
 use std::str::FromStr;
 
+use super::exposition::{Dialect, Histogram, Writer};
 use super::kv::BLOCK_TOKENS;
 use super::model::{Counters, Limits};
 
@@ -117,36 +117,6 @@ impl Default for Times {
     }
 }
 
-/// Counts by upper bound.
-#[derive(Clone, Debug)]
-pub struct Histogram {
-    bounds: &'static [f64],
-    counts: Vec<u64>,
-    count: u64,
-    sum: f64,
-}
-
-impl Histogram {
-    fn new(bounds: &'static [f64]) -> Self {
-        Self { bounds, counts: vec![0; bounds.len()], count: 0, sum: 0.0 }
-    }
-
-    /// Counts a value.
-    pub fn observe(&mut self, value: f64) {
-        let at = self.bounds.partition_point(|bound| *bound < value);
-        if let Some(count) = self.counts.get_mut(at) {
-            *count += 1;
-        }
-        self.count += 1;
-        self.sum += value;
-    }
-
-    /// Values counted.
-    pub fn count(&self) -> u64 {
-        self.count
-    }
-}
-
 /// The series of `vllm:lora_requests_info`: one for each combination of lists ever seen, its value the time
 /// when it was last true. None ever goes away.
 #[derive(Clone, Debug, Default)]
@@ -170,9 +140,14 @@ impl LoraSeries {
 impl Page<'_> {
     /// The text.
     pub fn text(&self, style: Style) -> String {
-        let mut out = Writer { text: String::new(), style, nan: self.nan, created: self.created };
+        let dialect = match style {
+            Style::V08 | Style::V011 => Dialect::Python,
+            Style::OpenMetrics => Dialect::OpenMetrics,
+            _ => Dialect::Plain,
+        };
+        let mut out = Writer { text: String::new(), dialect, nan: self.nan, created: self.created };
         match style {
-            Style::V08 | Style::V011 | Style::OpenMetrics => self.vllm(&mut out),
+            Style::V08 | Style::V011 | Style::OpenMetrics => self.vllm(&mut out, style),
             Style::Sglang => self.sglang(&mut out),
             Style::Tgi => self.tgi(&mut out),
             Style::LlamaCpp => self.llamacpp(&mut out),
@@ -186,9 +161,8 @@ impl Page<'_> {
         out.text
     }
 
-    fn vllm(&self, out: &mut Writer) {
-        let old = out.style == Style::V08;
-        let rust = out.style == Style::OpenMetrics;
+    fn vllm(&self, out: &mut Writer, style: Style) {
+        let (old, rust) = (style == Style::V08, style == Style::OpenMetrics);
         if !rust {
             out.gauge("python_info", [(r#"implementation="CPython",major="3",minor="11""#, 1.0)]);
             out.gauge("process_resident_memory_bytes", [("", 6.827e8)]);
@@ -250,7 +224,7 @@ impl Page<'_> {
             .zip(self.engines)
             .flat_map(|(labels, sample)| {
                 [("stop", 0), ("length", sample.counters.finished), ("abort", 0), ("error", 0)]
-                    .map(|(why, n)| (format!("{labels},finished_reason=\"{why}\""), n as f64))
+                    .map(|(why, n)| (with(labels, "finished_reason", why), n as f64))
             })
             .collect();
         out.counter("vllm:request_success", refer(&success));
@@ -404,102 +378,13 @@ impl Page<'_> {
     }
 }
 
-/// The exposition format, in the dialect of a style.
-struct Writer {
-    text: String,
-    style: Style,
-    nan: bool,
-    created: f64,
-}
-
-impl Writer {
-    fn gauge<'a>(&mut self, name: &str, samples: impl IntoIterator<Item = (&'a str, f64)>) {
-        self.declare(name, "gauge");
-        for (labels, value) in samples {
-            self.sample(name, labels, value);
-        }
-    }
-
-    fn counter<'a>(&mut self, name: &str, samples: impl IntoIterator<Item = (&'a str, f64)>) {
-        let total = format!("{name}_total");
-        // OpenMetrics declares the name without the suffix.
-        self.declare(if self.style == Style::OpenMetrics { name } else { &total }, "counter");
-        let mut labels = Vec::new();
-        for (label, value) in samples {
-            self.sample(&total, label, value);
-            labels.push(label);
-        }
-        self.created(name, &labels);
-    }
-
-    fn histogram<'a>(
-        &mut self,
-        name: &str,
-        series: impl Iterator<Item = (&'a str, &'a Histogram)>,
-    ) {
-        self.declare(name, "histogram");
-        let mut labels = Vec::new();
-        for (label, histogram) in series {
-            let mut below = 0;
-            for (bound, count) in histogram.bounds.iter().zip(&histogram.counts) {
-                below += count;
-                self.bucket(name, label, &number(*bound), below);
-            }
-            self.bucket(name, label, "+Inf", histogram.count);
-            self.sample(&format!("{name}_count"), label, histogram.count as f64);
-            self.sample(&format!("{name}_sum"), label, histogram.sum);
-            labels.push(label);
-        }
-        self.created(name, &labels);
-    }
-
-    fn bucket(&mut self, name: &str, labels: &str, bound: &str, count: u64) {
-        // Sorted, `le` stands behind `engine` and `engine_type`, and before `model_name`.
-        let labels = match labels.split_once("model_name=") {
-            Some((before, model)) => format!("{before}le=\"{bound}\",model_name={model}"),
-            None => format!("le=\"{bound}\""),
-        };
-        self.sample(&format!("{name}_bucket"), &labels, count as f64);
-    }
-
-    /// The gauges that Python's client prints beside counters and histograms.
-    fn created(&mut self, name: &str, labels: &[&str]) {
-        if matches!(self.style, Style::V08 | Style::V011) {
-            let created = self.created;
-            self.gauge(&format!("{name}_created"), labels.iter().map(|labels| (*labels, created)));
-        }
-    }
-
-    fn declare(&mut self, name: &str, kind: &str) {
-        let _ = write!(self.text, "# HELP {name} Simulated.\n# TYPE {name} {kind}\n");
-    }
-
-    fn sample(&mut self, name: &str, labels: &str, value: f64) {
-        let value = if self.nan { "NaN".to_owned() } else { number(value) };
-        let _ = if labels.is_empty() {
-            writeln!(self.text, "{name} {value}")
-        } else {
-            writeln!(self.text, "{name}{{{labels}}} {value}")
-        };
-    }
+/// Labels with one more, which stands before `model_name` as sorted labels do.
+fn with(labels: &str, name: &str, value: &str) -> String {
+    labels.replacen("model_name=", &format!("{name}=\"{value}\",model_name="), 1)
 }
 
 fn refer(samples: &[(String, f64)]) -> Vec<(&str, f64)> {
     samples.iter().map(|(labels, value)| (labels.as_str(), *value)).collect()
-}
-
-/// A number as Python's client prints it: `12.0`, and from seven digits on `1.764441377524e+09`.
-fn number(value: f64) -> String {
-    let text = format!("{value:?}");
-    match text.split_once('.') {
-        Some((whole, part)) if whole.len() > 6 && !whole.starts_with('-') => {
-            let (first, rest) = whole.split_at(1);
-            let mantissa = format!("{first}.{rest}{part}");
-            let mantissa = mantissa.trim_end_matches('0').trim_end_matches('.');
-            format!("{mantissa}e+{:02}", rest.len())
-        }
-        _ => text,
-    }
 }
 
 /// vLLM's bounds.
@@ -521,41 +406,6 @@ const MAX_LORA_SERIES: usize = 10_000;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_as_python_prints_them() {
-        for (value, text) in [
-            (0.0, "0.0"),
-            (12.0, "12.0"),
-            (0.37214, "0.37214"),
-            (999_999.0, "999999.0"),
-            (1_000_000.0, "1e+06"),
-            (1_834_112.0, "1.834112e+06"),
-            (1_764_441_377.524, "1.764441377524e+09"),
-        ] {
-            assert_eq!(number(value), text);
-        }
-    }
-
-    #[test]
-    fn histograms_are_cumulative() {
-        let mut histogram = Histogram::new(&[0.1, 1.0]);
-        for value in [0.05, 0.1, 0.5, 3.0] {
-            histogram.observe(value);
-        }
-        let mut out =
-            Writer { text: String::new(), style: Style::Sglang, nan: false, created: 0.0 };
-        out.histogram("t", [("engine=\"0\",model_name=\"m\"", &histogram)].into_iter());
-        let buckets: Vec<_> = out.text.lines().filter(|line| line.contains("bucket")).collect();
-        assert_eq!(
-            buckets,
-            [
-                "t_bucket{engine=\"0\",le=\"0.1\",model_name=\"m\"} 2.0",
-                "t_bucket{engine=\"0\",le=\"1.0\",model_name=\"m\"} 3.0",
-                "t_bucket{engine=\"0\",le=\"+Inf\",model_name=\"m\"} 4.0",
-            ]
-        );
-    }
 
     #[test]
     fn adapter_series_pile_up() {

@@ -4,13 +4,14 @@
 //! simulator drives the pure part alone ([`model::Engine`] with a [`gpu::Gpu`]). It never talks to
 //! anything but its clients, and shares no code with the gateway.
 //!
-//! - [`model`], [`kv`], [`gpu`]: the engine; no clock, no IO.
-//! - [`api`], [`wire`], [`metrics`]: what goes over the wire; pure.
+//! - [`model`], [`request`], [`kv`], [`gpu`]: the engine; no clock, no IO.
+//! - [`api`], [`wire`], [`metrics`], [`exposition`]: what goes over the wire; pure.
 //! - [`faults`], [`stats`]: what tests set and look at.
 //! - `pod`, `routes`, `conn`, `server`: clock, endpoints, sockets, threads.
 
 pub mod api;
 mod conn;
+pub mod exposition;
 pub mod faults;
 pub mod gpu;
 pub mod kv;
@@ -18,6 +19,7 @@ pub mod metrics;
 pub mod model;
 mod options;
 mod pod;
+pub mod request;
 mod routes;
 mod server;
 pub mod stats;

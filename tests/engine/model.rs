@@ -14,10 +14,11 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::fmt;
 
 use super::gpu::Gpu;
 use super::kv::{BLOCK_TOKENS, KvCache};
+use super::request::mix;
+pub use super::request::{Rejected, Request};
 
 /// What an engine may hold at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,60 +50,6 @@ impl Limits {
         }
     }
 }
-
-/// A request as the engine sees it.
-#[derive(Clone, Debug, Default)]
-pub struct Request {
-    /// Length of the prompt; 0 counts as 1.
-    pub prompt_tokens: u32,
-    /// A hash for each full block, which stands for the block and all before it. It may go on into the
-    /// answer, for conversations that come back with it.
-    pub blocks: Vec<u64>,
-    /// Tokens to generate; 0 computes the prompt only (embeddings).
-    pub max_tokens: u32,
-    /// Which adapter, by a number of the caller's.
-    pub adapter: Option<u32>,
-    /// Keeps the cached prompts of tenants apart.
-    pub salt: u64,
-}
-
-impl Request {
-    /// A request for this prompt: about four characters a token.
-    pub fn of_text(prompt: &str, max_tokens: u32) -> Self {
-        let tokens = prompt.len().div_ceil(CHARS_PER_TOKEN).max(1);
-        let mut chain = 0;
-        let blocks = prompt
-            .as_bytes()
-            .chunks_exact(CHARS_PER_TOKEN * BLOCK_TOKENS as usize)
-            .map(|block| {
-                chain = hash(chain, block);
-                chain
-            })
-            .collect();
-        let prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-        Self { prompt_tokens, blocks, max_tokens, ..Self::default() }
-    }
-}
-
-/// Why a request cannot be taken at all.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Rejected {
-    /// Prompt and answer need more tokens than this limit.
-    TooLong(u32),
-    /// Adapters are off.
-    NoAdapters,
-}
-
-impl fmt::Display for Rejected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLong(limit) => write!(f, "more than {limit} tokens"),
-            Self::NoAdapters => f.write_str("adapters are off"),
-        }
-    }
-}
-
-impl std::error::Error for Rejected {}
 
 /// What happened in a step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -183,7 +130,7 @@ impl Engine {
         let max_num_seqs = limits.max_num_seqs.max(1);
         let limits = Limits {
             max_num_seqs,
-            // Every running request must get a token in each step.
+            // Else decoding requests could take turns, which no real engine does.
             max_num_batched_tokens: limits.max_num_batched_tokens.max(max_num_seqs),
             max_model_len: limits.max_model_len.min(kv_blocks.saturating_mul(BLOCK_TOKENS)),
             kv_blocks,
@@ -380,6 +327,8 @@ impl Engine {
 
     /// Admits waiting requests in order, past those whose adapter has no slot.
     fn schedule_waiting(&mut self, batch: &mut Batch, events: &mut Vec<Event>) {
+        let (mut in_batch, _) = self.adapters();
+        let most = self.limits.max_loras as usize;
         let mut at = 0;
         while at < self.waiting.len()
             && self.running.len() < self.limits.max_num_seqs as usize
@@ -387,7 +336,8 @@ impl Engine {
         {
             let Some(sequence) = self.waiting.get(at) else { break };
             let adapter = sequence.adapter;
-            if adapter.is_some_and(|adapter| !self.has_slot(adapter)) {
+            if adapter.is_some_and(|adapter| !in_batch.contains(&adapter) && in_batch.len() >= most)
+            {
                 at += 1;
                 continue;
             }
@@ -415,32 +365,27 @@ impl Engine {
                 events.push(Event::Started { id: sequence.id, cached });
             }
             if let Some(adapter) = adapter {
-                batch.lora_loads += u64::from(self.take_slot(adapter));
+                batch.lora_loads += u64::from(self.take_slot(adapter, &in_batch));
                 self.adapter_changes += 1;
+                if !in_batch.contains(&adapter) {
+                    in_batch.push(adapter);
+                }
             }
             batch.add(&mut sequence, tokens);
             self.running.push(sequence);
         }
     }
 
-    /// Whether the adapter is in the batch, or could join it.
-    fn has_slot(&self, adapter: u32) -> bool {
-        let (running, _) = self.adapters();
-        running.contains(&adapter) || running.len() < self.limits.max_loras as usize
-    }
-
     /// Puts the adapter on the GPU; true when it had to be loaded.
-    fn take_slot(&mut self, adapter: u32) -> bool {
+    fn take_slot(&mut self, adapter: u32, in_batch: &[u32]) -> bool {
         if let Some(at) = self.slots.iter().position(|slot| *slot == adapter) {
             self.slots.remove(at);
             self.slots.push(adapter);
             return false;
         }
-        if self.slots.len() >= self.limits.max_loras as usize {
-            let (running, _) = self.adapters();
-            if let Some(at) = self.slots.iter().position(|slot| !running.contains(slot)) {
-                self.slots.remove(at);
-            }
+        let unused = self.slots.iter().position(|slot| !in_batch.contains(slot));
+        if let Some(at) = unused.filter(|_| self.slots.len() >= self.limits.max_loras as usize) {
+            self.slots.remove(at);
         }
         self.slots.push(adapter);
         self.counters.lora_loads += 1;
@@ -472,9 +417,6 @@ impl Engine {
         });
     }
 }
-
-/// Characters (bytes) that count as one token.
-const CHARS_PER_TOKEN: usize = 4;
 
 /// What a step computes.
 #[derive(Default)]
@@ -559,19 +501,6 @@ impl Sequence {
     }
 }
 
-/// Hash of some text behind a text with hash `chain`; never changes between runs.
-fn hash(chain: u64, text: &[u8]) -> u64 {
-    let mut state = mix(chain, text.len() as u64);
-    for word in text.chunks(8) {
-        let mut bytes = [0; 8];
-        bytes.iter_mut().zip(word).for_each(|(to, from)| *to = *from);
-        state = mix(state, u64::from_le_bytes(bytes));
-    }
-    state
-}
-
-/// Folds `b` into `a`: both halves of a 128-bit product with odd constants.
-fn mix(a: u64, b: u64) -> u64 {
-    let product = u128::from(a ^ 0x9e37_79b9_7f4a_7c15) * u128::from(b ^ 0xd1b5_4a32_d192_ed03);
-    (product as u64) ^ ((product >> 64) as u64)
-}
+#[cfg(test)]
+#[path = "model_test.rs"]
+mod tests;

@@ -37,6 +37,8 @@ pub struct Options {
     pub max_queued: Option<usize>,
     /// Put `"ts"`, the unix time in nanoseconds, in every token event.
     pub stamp: bool,
+    /// How long the front-end is busy with each event: the tokens of a step go out one after the other.
+    pub event_time: Duration,
     /// Be away for so long first.
     pub start_after: Duration,
     /// Until then answer 503 instead of refusing connections.
@@ -73,6 +75,7 @@ impl Default for Options {
             prompt_tokens_details: false,
             max_queued: None,
             stamp: false,
+            event_time: Duration::ZERO,
             start_after: Duration::ZERO,
             start_busy: false,
             faults: Faults::default(),

@@ -1,7 +1,7 @@
 //! One pod: its engines against the clock, and everything that its connections share.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -20,6 +20,7 @@ pub(super) struct Pod {
     pub(super) stats: Mutex<Stats>,
     pub(super) bytes_in: AtomicU64,
     pub(super) bytes_out: AtomicU64,
+    pub(super) writes: AtomicU64,
     pub(super) random: Mutex<fastrand::Rng>,
     /// The last metrics page, for a server whose metrics are stuck.
     pub(super) last_page: Mutex<Option<String>>,
@@ -27,6 +28,7 @@ pub(super) struct Pod {
     ranks: Vec<Rank>,
     next_rank: AtomicUsize,
     loras: Mutex<LoraSeries>,
+    engine_dead: AtomicBool,
     started: Instant,
     created: f64,
     control: mpsc::UnboundedSender<Control>,
@@ -35,13 +37,21 @@ pub(super) struct Pod {
 /// What the listener of a pod is told.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Control {
-    /// Close the port, or open it again.
-    Refuse(bool),
+    /// Refuse connections.
+    Refuse(Span),
     /// Close the port and every connection, as when the process dies.
-    Die,
+    Die(Span),
+    /// The engine process dies: its requests fail, then the server follows it.
+    KillEngine(Span),
+    /// Open the port again.
+    Revive,
     /// The end.
     Stop,
 }
+
+/// How long something lasts; `None` is for ever.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Span(pub(super) Option<Duration>);
 
 /// An adapter that is or was loaded; its place in the list is its number in the engine.
 pub(super) struct Adapter {
@@ -69,6 +79,10 @@ struct RankState {
     entries: HashMap<u64, Entry>,
     times: Times,
     events: Vec<Event>,
+    /// Events that the front-end has not come to yet, with their times.
+    outbox: VecDeque<(u64, Event)>,
+    /// Until when the front-end is busy.
+    busy_until: u64,
     adapter_changes: u64,
 }
 
@@ -149,6 +163,8 @@ impl Pod {
                 entries: HashMap::new(),
                 times: Times::default(),
                 events: Vec::new(),
+                outbox: VecDeque::new(),
+                busy_until: 0,
                 adapter_changes: u64::MAX,
             }),
             wake: Notify::new(),
@@ -164,12 +180,14 @@ impl Pod {
             stats: Mutex::default(),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
             random: Mutex::new(fastrand::Rng::with_seed(options.seed)),
             last_page: Mutex::new(None),
             adapters: Mutex::new(options.adapters.iter().map(adapter).collect()),
             ranks,
             next_rank: AtomicUsize::new(0),
             loras: Mutex::default(),
+            engine_dead: AtomicBool::new(false),
             started: Instant::now(),
             created: unix().as_secs_f64(),
             control,
@@ -227,10 +245,7 @@ impl Pod {
 
     /// Changes the faults.
     pub(super) fn set_faults(&self, faults: Faults) {
-        let before = std::mem::replace(&mut *lock(&self.faults), faults.clone());
-        if before.refuse != faults.refuse {
-            self.control(Control::Refuse(faults.refuse));
-        }
+        *lock(&self.faults) = faults;
     }
 
     /// Tells the listener.
@@ -239,8 +254,12 @@ impl Pod {
         let _ = self.control.send(control);
     }
 
-    /// The engine process dies: every request in it fails, then the pod goes.
-    pub(super) fn kill_engine(&self) {
+    /// The engine process is dead, or runs again. When it dies, every request in it fails.
+    pub(super) fn set_engine_dead(&self, dead: bool) {
+        self.engine_dead.store(dead, Ordering::Release);
+        if !dead {
+            return;
+        }
         for rank in &self.ranks {
             let mut state = lock(&rank.state);
             let entries = std::mem::take(&mut state.entries);
@@ -265,6 +284,11 @@ impl Pod {
     /// The adapters.
     pub(super) fn adapters(&self) -> MutexGuard<'_, Vec<Adapter>> {
         lock(&self.adapters)
+    }
+
+    /// Whether the engine process is dead.
+    pub(super) fn engine_dead(&self) -> bool {
+        self.engine_dead.load(Ordering::Acquire)
     }
 
     /// Whether the server is up and not ready yet.
@@ -301,6 +325,7 @@ impl Pod {
         }
         stats.bytes_in = self.bytes_in.load(Ordering::Relaxed);
         stats.bytes_out = self.bytes_out.load(Ordering::Relaxed);
+        stats.writes = self.writes.load(Ordering::Relaxed);
         stats
     }
 
@@ -332,22 +357,28 @@ impl Pod {
         page.text(self.options.metrics)
     }
 
-    /// Does at most one step of an engine.
+    /// Does at most one step of an engine, and passes on what the front-end has time for.
     fn advance(&self, rank: usize) -> Next {
         let Some(rank) = self.ranks.get(rank) else { return Next::Idle };
         let now = self.now();
         let mut state = lock(&rank.state);
-        let Some(due) = state.engine.next() else { return Next::Idle };
-        if due > now {
-            return Next::At(self.wall(due));
+        let RankState { engine, entries, times, events, outbox, busy_until, adapter_changes } =
+            &mut *state;
+        if let Some(due) = engine.next().filter(|due| *due <= now) {
+            engine.step(due, events);
+            outbox.extend(events.drain(..).map(|event| (due, event)));
+            self.update_loras(engine, adapter_changes);
         }
-        let RankState { engine, entries, times, events, adapter_changes } = &mut *state;
-        engine.step(due, events);
-        for event in events.drain(..) {
-            self.tell(event, due, entries, times);
+        let busy = (self.options.event_time.as_micros() as f64 * self.options.speed) as u64;
+        while *busy_until <= now {
+            let Some((at, event)) = outbox.pop_front() else { break };
+            if matches!(event, Event::Token { .. }) {
+                *busy_until = (*busy_until).max(at) + busy;
+            }
+            self.tell(event, at, entries, times);
         }
-        self.update_loras(engine, adapter_changes);
-        match engine.next() {
+        let outbox_due = (!outbox.is_empty()).then_some(*busy_until);
+        match engine.next().into_iter().chain(outbox_due).min() {
             Some(due) if due > now => Next::At(self.wall(due)),
             Some(_) => Next::Now,
             None => Next::Idle,

@@ -1,11 +1,14 @@
 //! Everything that is not inference: health, models, adapters, metrics, and the tests' own endpoints.
 
-use serde::Deserialize;
-use serde_json::{Value, json};
+use std::time::Duration;
 
+use serde::Deserialize;
+use serde_json::json;
+
+use super::api::{digest, escaped};
 use super::faults::{Faults, MetricsFault};
 use super::metrics::Style;
-use super::pod::{Adapter, Pod, lock, unix};
+use super::pod::{Adapter, Control, Pod, Span, lock, unix};
 use super::wire::{Answer, Head};
 
 /// The answer to a request that needs no engine.
@@ -17,6 +20,9 @@ pub(super) fn answer(pod: &Pod, head: &Head, body: &[u8]) -> Answer {
     match (head.method.as_str(), head.path.as_str()) {
         ("GET", "/_stats") => Answer::json(200, pod.stats().json().to_string()),
         ("GET" | "POST" | "DELETE", "/_fault") => fault(pod, &head.method, body),
+        ("POST", "/_refuse") => order(pod, Control::Refuse, body),
+        ("POST", "/_die") => order(pod, Control::Die, body),
+        ("POST", "/_kill_engine") => order(pod, Control::KillEngine, body),
         _ if pod.starting() => starting(),
         ("GET", "/health" | "/ping") => match health {
             Some(status) => Answer::plain(status, ""),
@@ -30,7 +36,7 @@ pub(super) fn answer(pod: &Pod, head: &Head, body: &[u8]) -> Answer {
         }
         ("GET", "/v1/models") => match models {
             Some(status) => Answer::error(status, "InternalServerError", "no models", None),
-            None => Answer::json(200, cards(pod).to_string()),
+            None => Answer::json(200, cards(pod)),
         },
         ("POST", "/v1/load_lora_adapter") => load_adapter(pod, body),
         ("POST", "/v1/unload_lora_adapter") => unload_adapter(pod, body),
@@ -106,33 +112,49 @@ fn fault(pod: &Pod, method: &str, body: &[u8]) -> Answer {
     }
 }
 
+fn order(pod: &Pod, control: fn(Span) -> Control, body: &[u8]) -> Answer {
+    #[derive(Default, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    struct Order {
+        for_ms: Option<u64>,
+    }
+    let order = if body.is_empty() { Ok(Order::default()) } else { serde_json::from_slice(body) };
+    match order {
+        Ok(Order { for_ms }) => {
+            pod.control(control(Span(for_ms.map(Duration::from_millis))));
+            Answer::json(200, "{}")
+        }
+        Err(error) => Answer::json(400, json!({"error": error.to_string()}).to_string()),
+    }
+}
+
 /// Base models and adapters.
-fn cards(pod: &Pod) -> Value {
+fn cards(pod: &Pod) -> String {
     let created = unix().as_secs();
     let options = &pod.options;
     let root = options.models.first().map_or("", String::as_str);
     let card = |id: &str, root: &str, parent: Option<&str>, len: Option<u32>| {
-        json!({
-            "id": id, "object": "model", "created": created, "owned_by": "vllm",
-            "root": root, "parent": parent, "max_model_len": len,
-            "permission": [{
-                "id": "modelperm-0000000000000000", "object": "model_permission",
-                "created": created, "allow_create_engine": false, "allow_sampling": true,
-                "allow_logprobs": true, "allow_search_indices": false, "allow_view": true,
-                "allow_fine_tuning": false, "organization": "*", "group": null,
-                "is_blocking": false,
-            }],
-        })
+        let (id, root) = (escaped(id), escaped(root));
+        let parent = parent.map_or("null".to_owned(), |name| format!("\"{}\"", escaped(name)));
+        let len = len.map_or("null".to_owned(), |len| len.to_string());
+        format!(
+            "{{\"id\":\"{id}\",\"object\":\"model\",\"created\":{created},\
+             \"owned_by\":\"vllm\",\"root\":\"{root}\",\"parent\":{parent},\
+             \"max_model_len\":{len},\"permission\":[{{\"id\":\"modelperm-{:016x}\",\
+             \"object\":\"model_permission\",\"created\":{created},\
+             \"allow_create_engine\":false,\"allow_sampling\":true,\"allow_logprobs\":true,\
+             \"allow_search_indices\":false,\"allow_view\":true,\"allow_fine_tuning\":false,\
+             \"organization\":\"*\",\"group\":null,\"is_blocking\":false}}]}}",
+            digest(id.as_bytes()),
+        )
     };
-    let mut data: Vec<Value> = options
-        .models
-        .iter()
-        .map(|name| card(name, root, None, Some(pod.max_model_len())))
-        .collect();
+    let len = Some(pod.max_model_len());
+    let bases = options.models.iter().map(|name| card(name, root, None, len));
     let adapters = pod.adapters();
     let loaded = adapters.iter().filter(|adapter| adapter.loaded);
-    data.extend(loaded.map(|adapter| card(&adapter.name, &adapter.path, Some(root), None)));
-    json!({"object": "list", "data": data})
+    let loaded = loaded.map(|adapter| card(&adapter.name, &adapter.path, Some(root), None));
+    let data: Vec<String> = bases.chain(loaded).collect();
+    format!("{{\"object\":\"list\",\"data\":[{}]}}", data.join(","))
 }
 
 #[derive(Default, Deserialize)]

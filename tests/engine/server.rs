@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::conn;
 use super::faults::Faults;
 use super::options::Options;
-use super::pod::{Control, Pod, lock};
+use super::pod::{Control, Pod, Span, lock};
 use super::stats::Stats;
 
 /// A running pod. It stops when dropped.
@@ -50,7 +50,7 @@ impl Server {
             }
             let (control, orders) = mpsc::unbounded_channel();
             let (addr, away) = (options.listen, !options.start_after.is_zero());
-            let refuse = options.faults.refuse || (away && !options.start_busy);
+            let refuse = away && !options.start_busy;
             let pod = Arc::new(Pod::new(options, control));
             pods.push((addr, pod, (!refuse).then_some(listener), orders));
         }
@@ -90,20 +90,24 @@ impl Server {
         lock(&self.pod.faults).clone()
     }
 
-    /// Closes the port and all connections at once, as when the process dies.
-    pub fn die(&self) {
-        self.pod.control(Control::Die);
+    /// Refuses connections for so long, or until [`Self::revive`]; those that are open stay.
+    pub fn refuse(&self, lasting: Option<Duration>) {
+        self.pod.control(Control::Refuse(Span(lasting)));
     }
 
-    /// The engine process dies: requests in flight end in an error, then the port closes.
-    pub fn kill_engine(&self) {
-        self.pod.kill_engine();
-        self.pod.control(Control::Refuse(true));
+    /// Closes the port and all connections, as when the process dies.
+    pub fn die(&self, lasting: Option<Duration>) {
+        self.pod.control(Control::Die(Span(lasting)));
+    }
+
+    /// The engine process dies: requests in flight end in an error, then it is as in [`Self::die`].
+    pub fn kill_engine(&self, lasting: Option<Duration>) {
+        self.pod.control(Control::KillEngine(Span(lasting)));
     }
 
     /// Opens the port again.
     pub fn revive(&self) {
-        self.pod.control(Control::Refuse(false));
+        self.pod.control(Control::Revive);
     }
 
     /// Stops it; the same as dropping it.
@@ -156,12 +160,9 @@ async fn serve(
     for rank in 0..pod.options.data_parallel.max(1) {
         engines.spawn(Arc::clone(&pod).drive(rank));
     }
-    if listener.is_none() && !pod.options.faults.refuse {
-        let (later, after) = (Arc::clone(&pod), pod.options.start_after);
-        engines.spawn(async move {
-            tokio::time::sleep(after).await;
-            later.control(Control::Refuse(false));
-        });
+    let mut later = JoinSet::new();
+    if listener.is_none() {
+        later.spawn(send_later(Arc::clone(&pod), pod.options.start_after, Control::Revive));
     }
     let mut listener = listener.and_then(|listener| TcpListener::from_std(listener).ok());
     let mut connections = JoinSet::new();
@@ -182,24 +183,45 @@ async fn serve(
                 connections.spawn(conn::serve(socket, Arc::clone(&pod)));
             }
             Some(_) = connections.join_next() => {}
+            Some(_) = later.join_next() => {}
             order = orders.recv() => match order {
-                Some(Control::Refuse(true)) => listener = None,
-                Some(Control::Refuse(false)) => {
+                Some(Control::Revive) => {
+                    pod.set_engine_dead(false);
                     if listener.is_none() {
                         listener = open(pod.options.listen).await;
                     }
                 }
-                Some(Control::Die) => {
+                Some(Control::Refuse(span)) => {
+                    listener = None;
+                    revive_later(&mut later, &pod, span);
+                }
+                Some(Control::Die(span)) => {
                     if pod.options.exit_process {
                         std::process::exit(EXIT_CODE);
                     }
                     listener = None;
                     connections.shutdown().await;
+                    revive_later(&mut later, &pod, span);
+                }
+                Some(Control::KillEngine(span)) => {
+                    pod.set_engine_dead(true);
+                    later.spawn(send_later(Arc::clone(&pod), SURVIVES, Control::Die(span)));
                 }
                 Some(Control::Stop) | None => break,
             }
         }
     }
+}
+
+fn revive_later(later: &mut JoinSet<()>, pod: &Arc<Pod>, span: Span) {
+    if let Span(Some(after)) = span {
+        later.spawn(send_later(Arc::clone(pod), after, Control::Revive));
+    }
+}
+
+async fn send_later(pod: Arc<Pod>, after: Duration, control: Control) {
+    tokio::time::sleep(after).await;
+    pod.control(control);
 }
 
 /// Opens a port that this pod had before; another process may have it for a moment.
@@ -213,6 +235,8 @@ async fn open(addr: SocketAddr) -> Option<TcpListener> {
     None
 }
 
+/// How long the server outlives its engine; real ones took up to 0.3 s.
+const SURVIVES: Duration = Duration::from_millis(200);
 /// Between tries to get a socket.
 const RETRY: Duration = Duration::from_millis(10);
 /// As for a process that got SIGKILL.

@@ -13,8 +13,10 @@ use super::wire::Head;
 pub struct Stats {
     /// Requests by path, probes among them.
     pub requests: BTreeMap<String, u64>,
-    /// Inference requests that were answered to the end.
+    /// Inference requests that were answered well, to the end.
     pub completed: u64,
+    /// Inference requests that were refused, or ended by a fault.
+    pub failed: u64,
     /// Inference requests whose client went away.
     pub aborted: u64,
     /// Connections accepted.
@@ -25,6 +27,8 @@ pub struct Stats {
     pub bytes_in: u64,
     /// Bytes written to clients.
     pub bytes_out: u64,
+    /// Calls that wrote them.
+    pub writes: u64,
     /// Requests in the batch, of all engines.
     pub running: u64,
     /// Requests that wait, those on their way to the engine included.
@@ -91,11 +95,13 @@ impl Stats {
         json!({
             "requests": self.requests,
             "completed": self.completed,
+            "failed": self.failed,
             "aborted": self.aborted,
             "connections": self.connections,
             "open": self.open,
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
+            "writes": self.writes,
             "running": self.running,
             "waiting": self.waiting,
             "kv_usage": self.kv_usage,

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use bytes::{Buf, Bytes, BytesMut};
+use serde::Serialize;
 
 /// A request without its body.
 #[derive(Clone, Debug)]
@@ -160,9 +161,8 @@ impl Answer {
 
     /// vLLM's error object (0.10 and later).
     pub fn error(status: u16, kind: &str, message: &str, param: Option<&str>) -> Self {
-        let error = serde_json::json!({"error":
-            {"message": message, "type": kind, "param": param, "code": status}});
-        Self::json(status, error.to_string())
+        let error = ErrorObject { message, kind, param, code: status };
+        Self::json(status, serde_json::to_string(&ErrorBody { error }).unwrap_or_default())
     }
 
     /// The head, with the length of the body.
@@ -180,6 +180,21 @@ impl Answer {
         });
         head
     }
+}
+
+/// In the order in which vLLM writes the fields.
+#[derive(Serialize)]
+struct ErrorObject<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'a str,
+    param: Option<&'a str>,
+    code: u16,
+}
+
+#[derive(Serialize)]
+struct ErrorBody<'a> {
+    error: ErrorObject<'a>,
 }
 
 /// The head of a stream of events. Without `chunked` only the end of the connection ends it.
