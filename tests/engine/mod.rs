@@ -24,6 +24,8 @@ mod routes;
 mod server;
 pub mod stats;
 pub mod wire;
+#[cfg(test)]
+mod wire_test;
 
 pub use api::digest;
 pub use faults::{Faults, MetricsFault};

@@ -4,8 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use super::{Faults, Gpu, Limits, MetricsFault, Options, Server, Style};
 use serde_json::{Value, json};
-use sluice_tests::engine::{Faults, Gpu, MetricsFault, Options, Server, Style};
 
 #[test]
 fn answers_have_the_servers_form() {
@@ -54,7 +54,7 @@ fn answers_have_the_servers_form() {
 
 #[test]
 fn errors_have_the_servers_form() {
-    let limits = sluice_tests::engine::Limits { max_model_len: 100, ..instant().limits };
+    let limits = Limits { max_model_len: 100, ..instant().limits };
     let pod = Server::start(Options { limits, ..instant() }).unwrap();
     let chat = "/v1/chat/completions";
     let form =
@@ -127,18 +127,22 @@ fn each_event_is_one_write() {
 #[test]
 fn many_streams_come_whole_and_in_order() {
     let gpu = Gpu { decode_us: 1_000, decode_per_seq_us: 1, ..Gpu::default() };
-    let pod = Server::start(Options { data_parallel: 2, ..Options::on(&gpu) }).unwrap();
-    let mut clients: Vec<_> = (0..50).map(|_| connect(pod.addr)).collect();
-    for client in &mut clients {
-        client.write_all(chat(json!({"stream": true, "max_tokens": 30})).as_bytes()).unwrap();
+    for event_time in [Duration::ZERO, Duration::from_micros(50)] {
+        let options = Options { data_parallel: 2, event_time, ..Options::on(&gpu) };
+        let pod = Server::start(options).unwrap();
+        let mut clients: Vec<_> = (0..50).map(|_| connect(pod.addr)).collect();
+        for client in &mut clients {
+            client.write_all(chat(json!({"stream": true, "max_tokens": 30})).as_bytes()).unwrap();
+        }
+        let expected: String = (1..=30).map(|n| format!(" w{n:04}")).collect();
+        for client in &mut clients {
+            assert_eq!(Answer::read(client).text(), expected);
+        }
+        until(|| pod.stats().completed == 50);
+        let stats = pod.stats();
+        assert_eq!((stats.failed, stats.aborted), (0, 0));
+        assert_eq!((stats.running, stats.waiting, stats.tokens), (0, 0, 1_500));
     }
-    let expected: String = (1..=30).map(|n| format!(" w{n:04}")).collect();
-    for client in &mut clients {
-        assert_eq!(Answer::read(client).text(), expected);
-    }
-    let stats = pod.stats();
-    assert_eq!((stats.completed, stats.failed, stats.aborted), (50, 0, 0));
-    assert_eq!((stats.running, stats.waiting, stats.tokens), (0, 0, 1_500));
 }
 
 #[test]
@@ -240,7 +244,7 @@ fn the_head_comes_before_the_first_token() {
 
 #[test]
 fn comments_come_while_a_request_waits() {
-    let limits = sluice_tests::engine::Limits { max_num_seqs: 1, ..Options::default().limits };
+    let limits = Limits { max_num_seqs: 1, ..Options::default().limits };
     let pod = Server::start(Options { limits, ..Options::default() }).unwrap();
     let mut first = connect(pod.addr);
     let long = chat(json!({"stream": true, "max_tokens": 10_000}));
@@ -590,7 +594,7 @@ fn many_pods_share_a_thread() {
 #[test]
 fn a_full_queue_refuses() {
     let options = Options::on(Gpu::named("l4").unwrap());
-    let limits = sluice_tests::engine::Limits { max_num_seqs: 1, ..options.limits };
+    let limits = Limits { max_num_seqs: 1, ..options.limits };
     let pod = Server::start(Options { limits, max_queued: Some(1), ..options }).unwrap();
     let long = chat(json!({"stream": true, "max_tokens": 10_000}));
     let mut held: Vec<TcpStream> = (0..2).map(|_| connect(pod.addr)).collect();
