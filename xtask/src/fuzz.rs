@@ -3,6 +3,7 @@
 //! Without a sanitizer, so that the stable compiler will do: the code under test is safe Rust, and
 //! what is looked for is a panic, a hang, or an answer that differs from the reference.
 
+use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, ensure};
@@ -23,8 +24,8 @@ pub(crate) struct Options {
 /// Runs the targets one after the other.
 ///
 /// # Errors
-/// The fuzzer cannot be installed, or a target found something; its input is kept beside the
-/// corpus and named in the output.
+/// The fuzzer cannot be installed, or a target found something; the output names the file with
+/// the input.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let folder = shell::root().join("tests/fuzz");
     ensure!(folder.join("Cargo.toml").is_file(), "there is no tests/fuzz");
@@ -47,12 +48,18 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         false => options.targets.iter().map(String::as_str).collect(),
     };
     for target in &targets {
-        shell::run(
-            fuzz()
-                .args(["run", "--fuzz-dir", ".", "--sanitizer", "none", target, "--"])
-                .arg(format!("-max_total_time={}", options.seconds)),
-        )
-        .with_context(|| format!("the fuzz target {target}"))?;
+        let mut run = fuzz();
+        run.args(["run", "--fuzz-dir", ".", "--sanitizer", "none", target]);
+        // What a run learns is kept for the next one; the seeds are only read.
+        let corpus = shell::target().join("fuzz-corpus").join(target);
+        fs::create_dir_all(&corpus)?;
+        run.arg(corpus);
+        let seeds = folder.join("seeds").join(target);
+        if seeds.is_dir() {
+            run.arg(seeds);
+        }
+        run.arg("--").arg(format!("-max_total_time={}", options.seconds));
+        shell::run(&mut run).with_context(|| format!("the fuzz target {target}"))?;
     }
     println!("{} fuzz targets ran {} s each and found nothing", targets.len(), options.seconds);
     Ok(())
