@@ -1,4 +1,5 @@
 //! What the gateway does, seen from outside: one module for each subject.
 
 mod framing;
+mod requests;
 mod steer;

@@ -1,8 +1,17 @@
-//! What the tests share.
-#[path = "../engine/mod.rs"]
-pub mod engine;
+//! What the tests share: [`gateway`] starts the real binary, [`client`] says and sees every byte, [`engine`] is a
+//! simulated model server, [`netns`] a network of a test's own, [`bench`] what the benchmarks have in common.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests fail by panic as tests do"
+)]
 
 #[path = "../bench/mod.rs"]
 pub mod bench;
-
+pub mod client;
+#[path = "../engine/mod.rs"]
+pub mod engine;
+pub mod gateway;
 pub mod netns;

@@ -1,0 +1,256 @@
+//! Starts the real `sluice` binary for a test and ends it with the test.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::engine::Server;
+
+/// A running gateway. It is killed when dropped.
+#[derive(Debug)]
+pub struct Gateway {
+    /// Where clients connect.
+    pub address: SocketAddr,
+    /// Where operators connect.
+    pub admin: SocketAddr,
+    child: Child,
+    log: Arc<Mutex<String>>,
+    config: PathBuf,
+}
+
+/// What a test's gateway is to serve.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The pools: name of the base model, and its pods.
+    pub pools: Vec<(String, Vec<SocketAddr>)>,
+    /// Further lines under `spec`, indented by two blanks.
+    pub spec: String,
+    /// Further lines under each scheduler, indented by four blanks.
+    pub scheduler: String,
+    /// Whether sk_lookup may steer. Off unless the test is about it: the test's namespace is the host's.
+    pub steering: bool,
+}
+
+impl Plan {
+    /// One pool, with the pods that `servers` are.
+    pub fn pool(model: &str, servers: &[Server]) -> Self {
+        let pods = servers.iter().map(|server| server.addr).collect();
+        Self {
+            pools: vec![(model.into(), pods)],
+            spec: String::new(),
+            scheduler: String::new(),
+            steering: false,
+        }
+    }
+
+    /// As before, with further lines under `spec`, indented by two blanks.
+    pub fn spec(mut self, lines: &str) -> Self {
+        self.spec.push_str(lines.trim_end());
+        self.spec.push('\n');
+        self
+    }
+
+    /// As before, with further lines under each scheduler, indented by four blanks.
+    pub fn scheduler(mut self, lines: &str) -> Self {
+        self.scheduler.push_str(lines.trim_end());
+        self.scheduler.push('\n');
+        self
+    }
+
+    /// The document.
+    fn document(&self, port: u16, admin: u16) -> String {
+        let steering = if self.steering { "auto" } else { "off" };
+        let mut text = format!(
+            "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\n\
+             metadata: {{name: test}}\nspec:\n  \
+             listeners: [{{name: http, address: 127.0.0.1, port: {port}}}]\n  \
+             admin: {{address: 127.0.0.1, port: {admin}}}\n  \
+             kernel: {{steering: {steering}}}\n{}  schedulers:\n",
+            self.spec
+        );
+        for (index, (model, pods)) in self.pools.iter().enumerate() {
+            text.push_str(&format!("  - name: pool-{index}\n    modelName: {model}\n    pods:\n"));
+            for pod in pods {
+                text.push_str(&format!("    - \"{pod}\"\n"));
+            }
+            text.push_str(&self.scheduler);
+        }
+        text
+    }
+}
+
+impl Gateway {
+    /// Starts a gateway and waits until every pod that answers has been asked once.
+    pub fn start(plan: &Plan) -> Self {
+        let gateway = Self::launch(plan);
+        gateway.wait("every pod to be observed", |status| {
+            pods(status).all(|pod| !pod["signals_age_ms"].is_null() || !pod["trouble"].is_null())
+        });
+        gateway
+    }
+
+    /// Starts a gateway and waits only until it listens.
+    pub fn launch(plan: &Plan) -> Self {
+        let (port, admin) = (free_port(), free_port());
+        let config =
+            std::env::temp_dir().join(format!("sluice-test-{}-{port}.yaml", std::process::id()));
+        std::fs::write(&config, plan.document(port, admin)).expect("a writable temporary folder");
+        let mut child = Command::new(binary("sluice"))
+            .args(["run", "--config"])
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the sluice binary starts");
+        let log = Arc::new(Mutex::new(String::new()));
+        let stderr = child.stderr.take().expect("stderr is piped");
+        let kept = Arc::clone(&log);
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.push_str(&line);
+                kept.push('\n');
+            }
+        });
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let mut gateway = Self { address: local(port), admin: local(admin), child, log, config };
+        let deadline = Instant::now() + PATIENCE;
+        while gateway.get("/healthz").is_none() {
+            if let Some(status) = gateway.exited() {
+                panic!("sluice ended with {status}:\n{}", gateway.log());
+            }
+            assert!(Instant::now() < deadline, "sluice does not listen:\n{}", gateway.log());
+            thread::sleep(TICK);
+        }
+        gateway
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// `/status`.
+    pub fn status(&self) -> Value {
+        let page = self.get("/status").expect("the admin side answers");
+        serde_json::from_str(&page).expect("/status is JSON")
+    }
+
+    /// The value of one sample of `/metrics`, such as `sluice_pool_requests_total{pool="pool-0",outcome="ok"}`.
+    pub fn metric(&self, sample: &str) -> Option<f64> {
+        let page = self.get("/metrics").expect("the admin side answers");
+        page.lines()
+            .find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.trim().parse().ok())
+    }
+
+    /// The body of an admin page that answers 200.
+    pub fn get(&self, path: &str) -> Option<String> {
+        let mut stream = TcpStream::connect_timeout(&self.admin, PATIENCE).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        head.starts_with("HTTP/1.1 200 ").then(|| body.to_owned())
+    }
+
+    /// Waits until `/status` is as it should be, and returns it.
+    pub fn wait(&self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status();
+            if is(&status) {
+                return status;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "waited in vain for {what}\nstatus: {status:#}\nlog:\n{}",
+                self.log()
+            );
+            thread::sleep(TICK);
+        }
+    }
+
+    /// Waits until the gateway has nothing in flight, whatever the pods say.
+    pub fn wait_idle(&self) -> Value {
+        self.wait("nothing to be in flight", |status| pods(status).all(|pod| pod["in_flight"] == 0))
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal, by the name that `kill` knows.
+    pub fn signal(&self, name: &str) {
+        let done =
+            Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status();
+        assert!(done.expect("kill runs").success());
+    }
+
+    /// How it ended, if it has.
+    pub fn exited(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be waited for")
+    }
+
+    /// Waits until it has ended.
+    pub fn wait_exit(&mut self, within: Duration) -> ExitStatus {
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(status) = self.exited() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "sluice still runs:\n{}", self.log());
+            thread::sleep(TICK);
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.config);
+        if thread::panicking() {
+            eprintln!("--- log of sluice ---\n{}", self.log());
+        }
+    }
+}
+
+/// Every pod of a status page.
+pub fn pods(status: &Value) -> impl Iterator<Item = &Value> {
+    let pools = status["pools"].as_array().into_iter().flatten();
+    pools.flat_map(|pool| pool["pods"].as_array().into_iter().flatten())
+}
+
+/// A binary of the workspace, built in the same profile as the test.
+pub fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the test has a path");
+    let profile = test.ancestors().nth(2).expect("tests lie in target/PROFILE/deps");
+    let path = profile.join(name);
+    assert!(
+        path.exists(),
+        "{} is not built: run `cargo build --workspace --bins` first, or the tests by `cargo xtask test`",
+        path.display()
+    );
+    path
+}
+
+/// A port that was free a moment ago. The ephemeral range is not drawn from twice in a row, so that another
+/// test is not given the same one before it is bound.
+pub fn free_port() -> u16 {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    socket.local_addr().expect("a bound socket has an address").port()
+}
+
+/// The machine may be busy with other tests.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+const TICK: Duration = Duration::from_millis(20);
