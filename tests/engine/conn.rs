@@ -3,18 +3,17 @@
 //! A stream is a head, then one write for each event with its chunk framing, then `[DONE]`, then the last
 //! chunk; any other answer is a head and a body. A client that closes, or half-closes, aborts its request.
 
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::api::{self, Body, Endpoint, Reply};
 use super::faults::{Faults, MetricsFault};
 use super::model::Rejected;
+use super::peer::{Over, Peer};
 use super::pod::{Control, End, Pod, Span, Submitted, Target, lock, unix};
 use super::routes;
 use super::wire::{self, Answer, Framing, Head};
@@ -31,7 +30,7 @@ pub(super) async fn serve(socket: TcpStream, pod: Arc<Pod>) {
     if socket.set_nodelay(true).is_err() {
         return;
     }
-    let mut conn = Conn { socket, pod, inbox: BytesMut::new(), out: Vec::new(), split: None };
+    let mut conn = Conn { peer: Peer::new(socket, Arc::clone(&pod)), pod };
     // Every way out is a closed connection; there is nobody to tell.
     let _ = conn.run().await;
 }
@@ -45,21 +44,6 @@ impl Drop for Open {
     }
 }
 
-/// Why a connection is over.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Over {
-    /// The client left, or broke the rules.
-    Client,
-    /// A fault says so.
-    Fault,
-}
-
-impl From<io::Error> for Over {
-    fn from(_: io::Error) -> Self {
-        Self::Client
-    }
-}
-
 /// How an inference request was answered to its end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Outcome {
@@ -69,14 +53,8 @@ enum Outcome {
 }
 
 struct Conn {
-    socket: TcpStream,
+    peer: Peer,
     pod: Arc<Pod>,
-    /// Read and not yet used.
-    inbox: BytesMut,
-    /// The event being written.
-    out: Vec<u8>,
-    /// Longest write, by a fault.
-    split: Option<usize>,
 }
 
 impl Conn {
@@ -91,13 +69,13 @@ impl Conn {
             match Endpoint::at(&head.path) {
                 Some(endpoint) if head.method == "POST" => {
                     let faults = self.faults(&head, &body);
-                    self.split = faults.split;
+                    self.peer.split = faults.split;
                     close |= faults.close;
                     let outcome = self.infer(endpoint, &head, &body, &faults, close).await;
                     self.count(outcome);
                     outcome?;
                     close |= faults.close_silently || faults.until_close;
-                    self.split = None;
+                    self.peer.split = None;
                 }
                 _ if head.path == "/metrics" => self.metrics(&head, close).await?,
                 _ => {
@@ -123,43 +101,43 @@ impl Conn {
     /// The next request's head.
     async fn head(&mut self, first: bool) -> Result<Head, Over> {
         loop {
-            match Head::parse(&mut self.inbox) {
+            match Head::parse(&mut self.peer.inbox) {
                 Ok(Some(head)) => return Ok(head),
                 Ok(None) => {}
                 Err(wire::Malformed) => {
-                    self.write(wire::invalid_request().as_bytes()).await?;
+                    self.peer.write(wire::invalid_request().as_bytes()).await?;
                     return Err(Over::Client);
                 }
             }
             // Only between requests: uvicorn waits for ever for the first one, and for the rest of one.
-            if first || !self.inbox.is_empty() {
-                self.fill().await?;
+            if first || !self.peer.inbox.is_empty() {
+                self.peer.fill().await?;
             } else {
                 let idle = self.pod.options.keep_alive;
-                timeout(idle, self.fill()).await.map_err(|_| Over::Client)??;
+                timeout(idle, self.peer.fill()).await.map_err(|_| Over::Client)??;
             }
         }
     }
 
     async fn body(&mut self, head: &Head) -> Result<Bytes, Over> {
         if head.expects_continue {
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+            self.peer.write(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
         }
         match head.body {
             Framing::Length(length) => {
-                while self.inbox.len() < length {
-                    self.fill().await?;
+                while self.peer.inbox.len() < length {
+                    self.peer.fill().await?;
                 }
-                Ok(self.inbox.split_to(length).freeze())
+                Ok(self.peer.inbox.split_to(length).freeze())
             }
             Framing::Chunked => {
                 let mut body = BytesMut::new();
                 loop {
-                    match wire::take_chunks(&mut self.inbox, &mut body) {
+                    match wire::take_chunks(&mut self.peer.inbox, &mut body) {
                         Ok(true) => return Ok(body.freeze()),
-                        Ok(false) => self.fill().await?,
+                        Ok(false) => self.peer.fill().await?,
                         Err(wire::Malformed) => {
-                            self.write(wire::invalid_request().as_bytes()).await?;
+                            self.peer.write(wire::invalid_request().as_bytes()).await?;
                             return Err(Over::Client);
                         }
                     }
@@ -188,7 +166,7 @@ impl Conn {
         close: bool,
     ) -> Result<Outcome, Over> {
         if faults.no_answer {
-            return Err(self.gone().await);
+            return Err(self.peer.gone().await);
         }
         let prepared = match refusal(&self.pod, faults) {
             Some(answer) => Err(Box::new(answer)),
@@ -203,7 +181,7 @@ impl Conn {
         };
         if let Some(status) = faults.interim {
             let hint = if status == 103 { "link: </style.css>; rel=preload\r\n" } else { "" };
-            self.write(format!("HTTP/1.1 {status} Interim\r\n{hint}\r\n").as_bytes()).await?;
+            self.peer.write(format!("HTTP/1.1 {status} Interim\r\n{hint}\r\n").as_bytes()).await?;
         }
         if stream {
             self.stream(&mut reply, &submitted, faults, close).await
@@ -276,10 +254,10 @@ impl Conn {
         close: bool,
     ) -> Result<Outcome, Over> {
         // The head says nothing of the engine: it goes out before the request is there.
-        self.pause_until(self.pod.front_end_done().into()).await?;
+        self.peer.pause_until(self.pod.front_end_done().into()).await?;
         let chunked = !faults.until_close;
         let date = wire::date(unix().as_secs());
-        self.write(wire::stream_head(&date, close, chunked).as_bytes()).await?;
+        self.peer.write(wire::stream_head(&date, close, chunked).as_bytes()).await?;
         let ticket = &submitted.ticket;
         let mut sent = 0;
         loop {
@@ -295,17 +273,17 @@ impl Conn {
                     if self.pod.options.prompt_tokens_details {
                         reply.cached_tokens = Some(ticket.cached());
                     }
-                    self.event(chunked, faults, |out| reply.put_role(out)).await?;
+                    self.peer.event(chunked, faults, |out| reply.put_role(out)).await?;
                 }
                 sent += 1;
                 let now = if reply.stamp { unix().as_nanos() as u64 } else { 0 };
-                self.event(chunked, faults, |out| reply.put_token(out, sent, now)).await?;
+                self.peer.event(chunked, faults, |out| reply.put_token(out, sent, now)).await?;
             }
             match end {
                 End::NotYet => {
                     self.strike(faults, sent).await?;
                     let alive = faults.keep_alive_ms.filter(|_| sent == 0);
-                    self.news(submitted, alive.map(Duration::from_millis), chunked).await?;
+                    self.peer.news(submitted, alive.map(Duration::from_millis), chunked).await?;
                 }
                 End::Finished => break,
                 End::EngineDead => return self.dead(chunked).await,
@@ -315,10 +293,10 @@ impl Conn {
         if faults.error_after == Some(sent) {
             return self.dead(chunked).await;
         }
-        self.event(chunked, faults, |out| reply.put_usage(out, sent)).await?;
-        self.event(chunked, faults, |out| out.extend_from_slice(api::DONE)).await?;
+        self.peer.event(chunked, faults, |out| reply.put_usage(out, sent)).await?;
+        self.peer.event(chunked, faults, |out| out.extend_from_slice(api::DONE)).await?;
         if chunked {
-            self.write(wire::last_chunk(faults.trailers)).await?;
+            self.peer.write(wire::last_chunk(faults.trailers)).await?;
         }
         Ok(Outcome::Completed)
     }
@@ -333,15 +311,15 @@ impl Conn {
         close: bool,
     ) -> Result<Outcome, Over> {
         if faults.stall_after.is_some() {
-            return Err(self.gone().await);
+            return Err(self.peer.gone().await);
         }
         if faults.exit_after.is_some() {
             self.pod.control(Control::Die(Span(None)));
-            self.gone().await;
+            self.peer.gone().await;
             return Err(Over::Fault);
         }
         while submitted.ticket.end() == End::NotYet {
-            self.news(submitted, None, false).await?;
+            self.peer.news(submitted, None, false).await?;
         }
         if submitted.ticket.end() == End::EngineDead || faults.error_after.is_some() {
             self.answer(head, &api::engine_dead(), close).await?;
@@ -355,9 +333,9 @@ impl Conn {
         if let Some(tokens) = faults.crash_after {
             if tokens > 0 {
                 let date = wire::date(unix().as_secs());
-                self.write(answer.head(&date, close).as_bytes()).await?;
+                self.peer.write(answer.head(&date, close).as_bytes()).await?;
                 let half = answer.body.as_bytes().get(..answer.body.len() / 2);
-                self.write(half.unwrap_or_default()).await?;
+                self.peer.write(half.unwrap_or_default()).await?;
             }
             return Err(self.crash(faults));
         }
@@ -368,8 +346,8 @@ impl Conn {
                 .split_inclusive('\n')
                 .filter(|line| !line.starts_with("content-length"))
                 .collect();
-            self.write(head.as_bytes()).await?;
-            self.write(answer.body.as_bytes()).await?;
+            self.peer.write(head.as_bytes()).await?;
+            self.peer.write(answer.body.as_bytes()).await?;
         } else {
             self.answer(head, &answer, close).await?;
         }
@@ -380,14 +358,14 @@ impl Conn {
     async fn strike(&mut self, faults: &Faults, sent: u32) -> Result<(), Over> {
         let now = Some(sent);
         if faults.stall_after == now {
-            return Err(self.gone().await);
+            return Err(self.peer.gone().await);
         }
         if faults.crash_after == now {
             return Err(self.crash(faults));
         }
         if faults.exit_after == now {
             self.pod.control(Control::Die(Span(None)));
-            self.gone().await;
+            self.peer.gone().await;
             return Err(Over::Fault);
         }
         Ok(())
@@ -397,10 +375,10 @@ impl Conn {
     async fn dead(&mut self, chunked: bool) -> Result<Outcome, Over> {
         let healthy = Faults::default();
         for event in [api::ENGINE_DEAD_EVENT, api::DONE] {
-            self.event(chunked, &healthy, |out| out.extend_from_slice(event)).await?;
+            self.peer.event(chunked, &healthy, |out| out.extend_from_slice(event)).await?;
         }
         if chunked {
-            self.write(wire::last_chunk(false)).await?;
+            self.peer.write(wire::last_chunk(false)).await?;
         }
         Ok(Outcome::Failed)
     }
@@ -408,8 +386,7 @@ impl Conn {
     /// Lets the connection end in the way that the fault says.
     fn crash(&mut self, faults: &Faults) -> Over {
         if !faults.crash_fin {
-            // A socket that cannot be set ends by FIN, and the test that wants RST says so.
-            let _ = self.socket.set_zero_linger();
+            self.peer.reset();
         }
         Over::Fault
     }
@@ -417,8 +394,8 @@ impl Conn {
     /// Answers at once, head and body in a write each.
     async fn answer(&mut self, head: &Head, answer: &Answer, close: bool) -> Result<(), Over> {
         let date = wire::date(unix().as_secs());
-        self.write(answer.head(&date, close).as_bytes()).await?;
-        if head.method == "HEAD" { Ok(()) } else { self.write(answer.body.as_bytes()).await }
+        self.peer.write(answer.head(&date, close).as_bytes()).await?;
+        if head.method == "HEAD" { Ok(()) } else { self.peer.write(answer.body.as_bytes()).await }
     }
 
     /// Answers `/metrics`, truly or not.
@@ -428,10 +405,10 @@ impl Conn {
             (faults.metrics, Duration::from_millis(faults.metrics_delay_ms))
         };
         if !delay.is_zero() {
-            self.pause_until(Instant::now() + delay).await?;
+            self.peer.pause_until(Instant::now() + delay).await?;
         }
         if fault == MetricsFault::Silent {
-            return Err(self.gone().await);
+            return Err(self.peer.gone().await);
         }
         let mut answer = routes::metrics(&self.pod, fault);
         if fault == MetricsFault::Garbage {
@@ -439,146 +416,12 @@ impl Conn {
         }
         if fault == MetricsFault::Cut {
             let date = wire::date(unix().as_secs());
-            self.write(answer.head(&date, close).as_bytes()).await?;
+            self.peer.write(answer.head(&date, close).as_bytes()).await?;
             let half = answer.body.as_bytes().get(..answer.body.len() / 2);
-            self.write(half.unwrap_or_default()).await?;
+            self.peer.write(half.unwrap_or_default()).await?;
             return Err(Over::Fault);
         }
         self.answer(head, &answer, close).await
-    }
-
-    /// Writes one event in its chunk; an empty one is none.
-    async fn event(
-        &mut self,
-        chunked: bool,
-        faults: &Faults,
-        put: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<(), Over> {
-        let mut event = std::mem::take(&mut self.out);
-        event.clear();
-        put(&mut event);
-        if event.is_empty() {
-            self.out = event;
-            return Ok(());
-        }
-        let written = if chunked {
-            let mut chunk = Vec::with_capacity(event.len() + 40);
-            wire::put_chunk(&mut chunk, &event, faults.chunk_extensions);
-            self.write(&chunk).await
-        } else {
-            self.write(&event).await
-        };
-        self.out = event;
-        written
-    }
-
-    /// Writes all of `bytes`, in one call if the socket takes them.
-    async fn write(&mut self, bytes: &[u8]) -> Result<(), Over> {
-        let piece = self.split.unwrap_or(bytes.len()).max(1);
-        for piece in bytes.chunks(piece) {
-            let mut rest = piece;
-            while !rest.is_empty() {
-                match self.socket.try_write(rest) {
-                    Ok(written) => {
-                        self.pod.bytes_out.fetch_add(written as u64, Ordering::Relaxed);
-                        self.pod.writes.fetch_add(1, Ordering::Relaxed);
-                        rest = rest.get(written..).unwrap_or_default();
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        tokio::select! {
-                            writable = self.socket.writable() => writable?,
-                            watched = watch(&self.socket, &self.pod, &mut self.inbox) => watched?,
-                        }
-                    }
-                    Err(_) => return Err(Over::Client),
-                }
-            }
-            if self.split.is_some() {
-                // The reader gets a chance to see this piece alone.
-                tokio::task::yield_now().await;
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits for news of the request; says `: keep-alive` meanwhile, if wanted.
-    async fn news(
-        &mut self,
-        submitted: &Submitted,
-        alive: Option<Duration>,
-        chunked: bool,
-    ) -> Result<(), Over> {
-        loop {
-            let comment = async {
-                match alive {
-                    Some(every) => sleep(every).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                () = submitted.ticket.news.notified() => return Ok(()),
-                watched = watch(&self.socket, &self.pod, &mut self.inbox) => watched?,
-                () = comment => {
-                    let healthy = Faults::default();
-                    self.event(chunked, &healthy, |out| out.extend_from_slice(KEEP_ALIVE)).await?;
-                }
-            }
-        }
-    }
-
-    async fn pause_until(&mut self, end: Instant) -> Result<(), Over> {
-        if end <= Instant::now() {
-            return Ok(());
-        }
-        loop {
-            tokio::select! {
-                biased;
-                () = sleep_until(end) => return Ok(()),
-                watched = watch(&self.socket, &self.pod, &mut self.inbox) => watched?,
-            }
-        }
-    }
-
-    /// Waits until the client goes.
-    async fn gone(&mut self) -> Over {
-        loop {
-            if let Err(over) = self.fill().await {
-                return over;
-            }
-            // What it still sends is of no use.
-            self.inbox.clear();
-        }
-    }
-
-    async fn fill(&mut self) -> Result<(), Over> {
-        fill(&self.socket, &self.pod, &mut self.inbox).await
-    }
-}
-
-/// Reads ahead while an answer is under way, to notice when the client leaves. Like uvicorn it stops
-/// reading, and noticing, behind so many bytes.
-async fn watch(socket: &TcpStream, pod: &Pod, inbox: &mut BytesMut) -> Result<(), Over> {
-    if inbox.len() >= READ_AHEAD {
-        std::future::pending::<()>().await;
-    }
-    fill(socket, pod, inbox).await
-}
-
-/// Reads more of what the client sends; the end of it, even of that direction only, is the end of all.
-async fn fill(socket: &TcpStream, pod: &Pod, inbox: &mut BytesMut) -> Result<(), Over> {
-    loop {
-        socket.readable().await?;
-        inbox.reserve(READ);
-        match socket.try_read_buf(inbox) {
-            Ok(0) => return Err(Over::Client),
-            Ok(read) => {
-                pod.bytes_in.fetch_add(read as u64, Ordering::Relaxed);
-                return Ok(());
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return Err(Over::Client),
-        }
     }
 }
 
@@ -605,10 +448,3 @@ fn refusal(pod: &Pod, faults: &Faults) -> Option<Answer> {
     let message = "cannot schedule new futures after shutdown";
     faults.draining.then(|| Answer::error(500, "InternalServerError", message, None))
 }
-
-/// Comment of `--sse-keep-alive-interval`.
-const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
-/// Read at least so much at a time, when there is that much.
-const READ: usize = 16 << 10;
-/// Most bytes read ahead of an answer.
-const READ_AHEAD: usize = 64 << 10;

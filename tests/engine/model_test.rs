@@ -130,16 +130,23 @@ fn an_answer_that_comes_back_is_remembered() {
 #[test]
 fn a_full_cache_preempts_the_newest_and_all_finish() {
     let gpu = counting_gpu();
-    let limits = Limits { kv_blocks: 8, ..Limits::of(&gpu) };
+    let limits = Limits { kv_blocks: 8, max_num_seqs: 3, ..Limits::of(&gpu) };
     let mut engine = Engine::new(&gpu, limits);
-    let ids: Vec<u64> = (0..3).map(|_| engine.submit(0, request(16, 100)).unwrap()).collect();
-    let log = run(&mut engine);
-    let first = log.iter().find_map(|(_, event)| match event {
-        Event::Preempted { id } => Some(*id),
-        _ => None,
-    });
-    assert_eq!(first, Some(ids[2]));
-    assert!(ids.iter().all(|id| token_times(&log, *id).len() == 100));
+    let ids = [0; 4].map(|_| engine.submit(0, request(16, 100)).unwrap());
+    let mut events = Vec::new();
+    while !matches!(events.last(), Some(Event::Preempted { .. })) {
+        let due = engine.next().unwrap();
+        engine.step(due, &mut events);
+    }
+    assert_eq!(events.last(), Some(&Event::Preempted { id: ids[2] }));
+    let waiting: Vec<u64> = engine.waiting.iter().map(|sequence| sequence.id).collect();
+    assert_eq!(waiting, [ids[2], ids[3]], "before those that came later");
+    events.extend(run(&mut engine).into_iter().map(|(_, event)| event));
+    for id in ids {
+        let tokens =
+            events.iter().filter(|e| matches!(e, Event::Token { id: of, .. } if *of == id));
+        assert_eq!(tokens.count(), 100);
+    }
     assert_eq!(engine.kv().used(), 0);
 }
 
@@ -278,6 +285,10 @@ impl Checked {
         if self.engine.running() > 0 {
             let length = self.engine.next().expect("a step is under way") - due;
             assert!(length <= u64::from(limits.max_num_batched_tokens));
+        }
+        for sequence in &self.engine.running {
+            let room = sequence.blocks.len() * BLOCK_TOKENS as usize;
+            assert!(room >= (sequence.computed + sequence.scheduled) as usize);
         }
         assert_eq!(self.engine.live(), self.open.len());
         true

@@ -455,7 +455,8 @@ impl Pod {
     /// When a simulated time is.
     fn wall(&self, simulated: u64) -> Instant {
         // Rounded up: woken a moment early, the driver would find nothing to do.
-        self.started + Duration::from_secs_f64((simulated + 1) as f64 / 1e6 / self.options.speed)
+        let after = (simulated + 1) as f64 / 1e6 / self.options.speed;
+        self.started + Duration::from_secs_f64(after.min(A_YEAR))
     }
 
     /// Real seconds of a simulated duration.
@@ -463,6 +464,9 @@ impl Pod {
         simulated as f64 / 1e6 / self.options.speed
     }
 }
+
+/// Longest time to sleep, in seconds.
+const A_YEAR: f64 = 365.0 * 86_400.0;
 
 /// Since 1970.
 pub(super) fn unix() -> Duration {

@@ -38,10 +38,16 @@ impl Server {
     /// Starts many pods on one thread.
     ///
     /// # Errors
-    /// When an address cannot be had.
+    /// When an address cannot be had, or the speed is not above 0.
     pub fn start_all(all: Vec<Options>) -> io::Result<Vec<Self>> {
         let mut pods = Vec::new();
         for mut options in all {
+            if !(options.speed > 0.0 && options.speed.is_finite()) {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "the speed must be above 0",
+                ));
+            }
             let listener = StdListener::bind(options.listen)?;
             listener.set_nonblocking(true)?;
             options.listen = listener.local_addr()?;

@@ -2,8 +2,9 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::test_client::*;
 use super::{Faults, Gpu, Limits, MetricsFault, Options, Server, Style};
 use serde_json::{Value, json};
 
@@ -607,154 +608,8 @@ fn a_full_queue_refuses() {
     assert_eq!(ask(&mut connect(pod.addr), &long).status, 503);
 }
 
-/// An answer, read to its end.
-struct Answer {
-    status: u16,
-    head: String,
-    /// Head and body with its framing.
-    raw: String,
-    body: Vec<u8>,
-}
-
-impl Answer {
-    fn read(client: &mut TcpStream) -> Self {
-        let head = read_head(client);
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let mut answer = Self { status, raw: head.clone(), head, body: Vec::new() };
-        if let Some(length) = answer.header("content-length") {
-            answer.body = vec![0; length.parse().unwrap()];
-            client.read_exact(&mut answer.body).unwrap();
-        } else if answer.header("transfer-encoding").is_some() {
-            loop {
-                let line = answer.line(client);
-                let size = line.trim_end().split(';').next().unwrap().to_owned();
-                let size = usize::from_str_radix(&size, 16).unwrap();
-                if size == 0 {
-                    while answer.line(client) != "\r\n" {}
-                    break;
-                }
-                let mut chunk = vec![0; size + 2];
-                client.read_exact(&mut chunk).unwrap();
-                assert!(chunk.ends_with(b"\r\n"));
-                answer.body.extend_from_slice(&chunk[..size]);
-            }
-        } else {
-            client.read_to_end(&mut answer.body).unwrap();
-        }
-        answer
-    }
-
-    fn line(&mut self, client: &mut TcpStream) -> String {
-        let line = read_until(client, b"\n");
-        self.raw.push_str(&line);
-        line
-    }
-
-    fn header(&self, name: &str) -> Option<&str> {
-        let mut lines = self.head.lines();
-        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
-    }
-
-    fn body(&self) -> String {
-        String::from_utf8(self.body.clone()).unwrap()
-    }
-
-    fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap()
-    }
-
-    /// The text of a chat answer, streamed or not.
-    fn text(&self) -> String {
-        let body = self.body();
-        if !body.starts_with("data:") {
-            return self.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
-        }
-        let events = body.split("\n\n").filter_map(|event| event.strip_prefix("data: {"));
-        events
-            .map(|event| {
-                let event: Value = serde_json::from_str(&format!("{{{event}")).unwrap();
-                event["choices"][0]["delta"]["content"].as_str().unwrap().to_owned()
-            })
-            .collect()
-    }
-}
-
 fn instant() -> Options {
     Options::on(Gpu::named("instant").unwrap())
-}
-
-fn connect(addr: SocketAddr) -> TcpStream {
-    let client = TcpStream::connect(addr).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
-    client
-}
-
-fn post(path: &str, body: &str) -> String {
-    format!(
-        "POST {path} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-}
-
-/// A chat request with these fields besides.
-fn chat(mut fields: Value) -> String {
-    fields["messages"] = json!([{"role": "user", "content": "hello"}]);
-    post("/v1/chat/completions", &fields.to_string())
-}
-
-fn with_fault(request: &str, fault: &Value) -> String {
-    request.replacen("\r\n", &format!("\r\nx-engine-fault: {fault}\r\n"), 1)
-}
-
-fn raw(client: &mut TcpStream, request: &str) -> Answer {
-    client.write_all(request.as_bytes()).unwrap();
-    Answer::read(client)
-}
-
-fn ask(client: &mut TcpStream, request: &str) -> Answer {
-    raw(client, request)
-}
-
-fn get(client: &mut TcpStream, path: &str) -> Answer {
-    raw(client, &format!("GET {path} HTTP/1.1\r\nhost: pod\r\n\r\n"))
-}
-
-/// Everything that comes back until the server closes.
-fn exchange(addr: SocketAddr, request: &str) -> String {
-    let mut client = connect(addr);
-    client.write_all(request.as_bytes()).unwrap();
-    let mut text = String::new();
-    client.read_to_string(&mut text).unwrap();
-    text
-}
-
-fn read_head(client: &mut TcpStream) -> String {
-    read_until(client, b"\r\n\r\n")
-}
-
-fn read_until(client: &mut TcpStream, end: &[u8]) -> String {
-    let mut text = Vec::new();
-    while !text.ends_with(end) {
-        let mut byte = [0];
-        client.read_exact(&mut byte).unwrap();
-        text.push(byte[0]);
-    }
-    String::from_utf8(text).unwrap()
-}
-
-/// Nothing comes, and the connection stays.
-fn assert_silent(client: &mut TcpStream) {
-    client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    let error = client.read(&mut [0]).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
-}
-
-fn until(mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "it never came true");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// What changes from run to run, named.
@@ -763,6 +618,3 @@ fn normal(answer: &str) -> String {
     let created = answer.split("\"created\":").nth(1).unwrap().split(',').next().unwrap();
     answer.replace(date, "DATE").replace(created, "CREATED")
 }
-
-/// Far more than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(20);
