@@ -1,7 +1,8 @@
 //! One client connection: requests in, answers out, each write as a real server makes it.
 //!
-//! A stream is a head, then one write for each event with its chunk framing, then `[DONE]`, then the last
-//! chunk; any other answer is a head and a body. A client that closes, or half-closes, aborts its request.
+//! A stream is a head, then one write for each event with its chunk framing, then `[DONE]`, then
+//! the last chunk; any other answer is a head and a body. A client that closes, or half-closes,
+//! aborts its request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,7 +110,7 @@ impl Conn {
                     return Err(Over::Client);
                 }
             }
-            // Only between requests: uvicorn waits for ever for the first one, and for the rest of one.
+            // Only between requests: uvicorn waits for ever for the first one, or the rest of one.
             if first || !self.peer.inbox.is_empty() {
                 self.peer.fill().await?;
             } else {

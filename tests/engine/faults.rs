@@ -1,10 +1,11 @@
 //! What can go wrong with a model server, on command.
 //!
-//! Set at start, by `POST /_fault` (the fields given change, the others stay), by [`super::Server::fault`],
-//! or for one request by the header `x-engine-fault` with the same JSON. `DELETE /_fault` heals.
+//! Set at start, by `POST /_fault` (the fields given change, the others stay), by
+//! [`super::Server::fault`], or for one request by the header `x-engine-fault` with the same JSON.
+//! `DELETE /_fault` heals.
 //!
 //! What hits the pod as a whole is an order rather than a state: `POST /_refuse`, `POST /_die` and
-//! `POST /_kill_engine`, each with `{"for_ms": 500}` or for ever, and the like on [`super::Server`].
+//! `POST /_kill_engine`, each with `{"for_ms": 500}` or for ever; [`super::Server`] has the like.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,14 +22,14 @@ pub struct Faults {
     pub retry_after: Option<u32>,
     /// (r) Nothing at all, not even a head.
     pub no_answer: bool,
-    /// (r) Say nothing more after so many tokens, and keep the connection; 0 is during prefill. An answer
-    /// that is not streamed never comes.
+    /// (r) Say nothing more after so many tokens, and keep the connection; 0 is during prefill. An
+    /// answer that is not streamed never comes.
     pub stall_after: Option<u32>,
     /// (r) Cut the connection after so many tokens, without the end of the body.
     pub crash_after: Option<u32>,
     /// (r) End of the connection by FIN instead of RST.
     pub crash_fin: bool,
-    /// (r) The engine dies after so many tokens: an error event, `[DONE]` and a proper end; or a 500.
+    /// (r) The engine dies after so many tokens: error event, `[DONE]`, proper end; or a 500.
     pub error_after: Option<u32>,
     /// (r) The whole pod dies after so many tokens: all connections and the port.
     pub exit_after: Option<u32>,

@@ -1,17 +1,19 @@
 //! GPU profiles: how fast a model runs on a GPU and how much KV cache is left for it.
 //!
-//! The numbers are fits for simulation, not measurements of one machine. With an idle engine they give
-//! `TTFT = base + uncached prompt tokens / prefill speed` and `TPOT = decode + per_seq * running`.
+//! The numbers are fits for simulation, not measurements of one machine. An idle engine has
+//! `TTFT = base + uncached prompt tokens / prefill speed` and
+//! `TPOT = decode + per_seq * running`.
 //!
 //! Sources:
 //! - Decode floor: bytes of weights read once per step, divided by the memory bandwidth of the GPU
 //!   (H100 3350, L40S 864, A10 600, L4 300 GB/s): 4.8, 18.6, 26.8 and 53.5 ms for 8B in BF16.
-//! - Prefill: the floating point operations of the model at 40-50 % use of the GPU, which agrees with
-//!   15-25 thousand tokens a second for 8B on an H100.
-//! - KV blocks: memory left of 90 % after the weights and 1.85 GiB a GPU, over 128 KiB (8B), 320 KiB (70B),
-//!   256 KiB (32B) or 188 KiB (235B) a token; fitted to the 27,853 blocks that vLLM logs for 8B on one H100.
-//! - Batch limits: vLLM's defaults (256 sequences; 2,048 tokens, 8,192 on large GPUs), fewer sequences
-//!   where the KV cache holds few prompts.
+//! - Prefill: the floating point operations of the model at 40-50 % use of the GPU, which agrees
+//!   with 15-25 thousand tokens a second for 8B on an H100.
+//! - KV blocks: memory left of 90 % after the weights and 1.85 GiB a GPU, over 128 KiB (8B),
+//!   320 KiB (70B), 256 KiB (32B) or 188 KiB (235B) a token; fitted to the 27,853 blocks that vLLM
+//!   logs for 8B on one H100.
+//! - Batch limits: vLLM's defaults (256 sequences; 2,048 tokens, 8,192 on large GPUs), fewer
+//!   sequences where the KV cache holds few prompts.
 //! - `lora_load_us` is an estimate: an adapter of 100 MB from host memory, with its set-up.
 
 /// How fast one engine runs, and its default limits. Times are in microseconds of simulated time.
@@ -58,7 +60,7 @@ impl Default for Gpu {
 /// An 8B model in BF16 on one H100, the default.
 const H100: Gpu = gpu("h100", [20_000, 20_000, 7_000, 60], 27_850, 256, 8_192);
 
-/// Every profile. A bare GPU name runs an 8B model in BF16; the others say model and number of GPUs.
+/// Every profile. A bare GPU name runs an 8B model in BF16; the others say model and GPUs.
 const PROFILES: &[Gpu] = &[
     H100,
     gpu("l40s", [35_000, 7_000, 20_000, 250], 11_840, 256, 2_048),

@@ -1,8 +1,8 @@
 //! The KV cache of one engine: blocks, who holds them, and which prompts they still remember.
 //!
-//! A block that nobody holds keeps its content until it is needed again; the block freed longest ago goes
-//! first. Memory grows with the blocks ever used, not with the capacity, so that a thousand simulated
-//! pods fit in one process.
+//! A block that nobody holds keeps its content until it is needed again; the block freed longest
+//! ago goes first. Memory grows with the blocks ever used, not with the capacity, so that a
+//! thousand simulated pods fit in one process.
 
 use std::collections::HashMap;
 
@@ -49,8 +49,8 @@ impl KvCache {
         self.capacity - self.used
     }
 
-    /// How many of these blocks, from the first on, are cached; and how many of those nobody holds, so
-    /// that taking them uses up free ones.
+    /// How many of these blocks, from the first on, are cached; and how many of those nobody holds,
+    /// so that taking them uses up free ones.
     pub fn cached(&self, hashes: &[u64]) -> (u32, u32) {
         let (mut hits, mut idle) = (0, 0);
         for hash in hashes {

@@ -34,8 +34,8 @@ fn main() -> Result<()> {
 
 /// Simulated model servers that speak like vLLM, run like a GPU and fail on command.
 ///
-/// Options that describe a pod may be given several times: the first is for the first --listen, the second
-/// for the second, and the last one for all that follow.
+/// Options that describe a pod may be given several times: the first is for the first --listen, the
+/// second for the second, and the last one for all that follow.
 #[derive(Parser)]
 #[command(name = "engine", after_help = EXAMPLES)]
 struct Args {
@@ -75,7 +75,7 @@ struct Args {
     /// Answer 503 when so many requests wait.
     #[arg(long)]
     max_num_queued_reqs: Option<usize>,
-    /// Microseconds that the front-end is busy with each event; 0 sends the tokens of a step at once.
+    /// Microseconds that the front-end is busy with each event; 0 sends a step's tokens at once.
     #[arg(long, default_value_t = 0)]
     event_us: u64,
     /// Put "ts", unix nanoseconds, in every token event.

@@ -117,8 +117,8 @@ impl Default for Times {
     }
 }
 
-/// The series of `vllm:lora_requests_info`: one for each combination of lists ever seen, its value the time
-/// when it was last true. None ever goes away.
+/// The series of `vllm:lora_requests_info`: one for each combination of lists ever seen, its value
+/// the time when it was last true. None ever goes away.
 #[derive(Clone, Debug, Default)]
 pub struct LoraSeries {
     series: Vec<(String, String, f64)>,

@@ -1,8 +1,8 @@
 //! A simulated model server: speaks like vLLM, runs like a GPU, fails on command.
 //!
-//! Tests start it in process ([`Server::start`]), demos and benchmarks run the binary `engine`, and the
-//! simulator drives the pure part alone ([`model::Engine`] with a [`gpu::Gpu`]). It never talks to
-//! anything but its clients, and shares no code with the gateway.
+//! Tests start it in process ([`Server::start`]), demos and benchmarks run the binary `engine`, and
+//! the simulator drives the pure part alone ([`model::Engine`] with a [`gpu::Gpu`]). It never talks
+//! to anything but its clients, and shares no code with the gateway.
 //!
 //! ```
 //! use sluice_tests::engine::{Faults, Gpu, Options, Server};

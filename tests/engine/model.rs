@@ -1,9 +1,10 @@
 //! One engine: continuous batching with chunked prefill, a KV cache with prefix reuse, LoRA slots.
 //!
-//! Pure: no clock, no IO, no randomness. Time is a number of microseconds that the caller passes in, so the
-//! server runs it against the wall clock and the simulator as fast as it can. It follows the scheduler of
-//! vLLM's V1 engine: running requests first, then waiting ones in order of arrival; when the KV cache is
-//! full the newest running request is put back and later computed again.
+//! Pure: no clock, no IO, no randomness. Time is a number of microseconds that the caller passes
+//! in, so the server runs it against the wall clock and the simulator as fast as it can. It follows
+//! the scheduler of vLLM's V1 engine: running requests first, then waiting ones in order of
+//! arrival; when the KV cache is full the newest running request is put back and later computed
+//! again.
 //!
 //! ```text
 //! let mut engine = Engine::new(&gpu, Limits::of(&gpu));
@@ -210,8 +211,8 @@ impl Engine {
         self.step_end.or_else(|| self.arriving.front().map(|sequence| sequence.ready))
     }
 
-    /// Ends the step that is due, if any, and begins the next one. Call it with what [`Self::next`] said;
-    /// before that it does nothing.
+    /// Ends the step that is due, if any, and begins the next one. Call it with what [`Self::next`]
+    /// said; before that it does nothing.
     pub fn step(&mut self, now: u64, events: &mut Vec<Event>) {
         match self.step_end {
             Some(end) if now < end => return,
@@ -470,7 +471,8 @@ impl Sequence {
         self.total() - self.computed
     }
 
-    /// Gets the blocks for so many more tokens and names the full ones; false when there are too few.
+    /// Gets the blocks for so many more tokens and names the full ones; false when there are too
+    /// few.
     fn grow(&mut self, tokens: u32, kv: &mut KvCache) -> bool {
         let end = self.computed + tokens;
         let needed = end.div_ceil(BLOCK_TOKENS) as usize;

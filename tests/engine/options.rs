@@ -37,7 +37,8 @@ pub struct Options {
     pub max_queued: Option<usize>,
     /// Put `"ts"`, the unix time in nanoseconds, in every token event.
     pub stamp: bool,
-    /// How long the front-end is busy with each event: the tokens of a step go out one after the other.
+    /// How long the front-end is busy with each event: the tokens of a step go out one after the
+    /// other.
     pub event_time: Duration,
     /// Be away for so long first.
     pub start_after: Duration,

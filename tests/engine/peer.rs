@@ -157,8 +157,8 @@ impl Peer {
     }
 }
 
-/// Reads ahead while an answer is under way, to notice when the client leaves. Like uvicorn it stops
-/// reading, and noticing, behind so many bytes.
+/// Reads ahead while an answer is under way, to notice when the client leaves. Like uvicorn it
+/// stops reading, and noticing, behind so many bytes.
 async fn watch(socket: &TcpStream, pod: &Pod, inbox: &mut BytesMut) -> Result<(), Over> {
     if inbox.len() >= READ_AHEAD {
         std::future::pending::<()>().await;
@@ -166,7 +166,8 @@ async fn watch(socket: &TcpStream, pod: &Pod, inbox: &mut BytesMut) -> Result<()
     fill(socket, pod, inbox).await
 }
 
-/// Reads more of what the client sends; the end of it, even of that direction only, is the end of all.
+/// Reads more of what the client sends; the end of it, even of that direction only, is the end of
+/// all.
 async fn fill(socket: &TcpStream, pod: &Pod, inbox: &mut BytesMut) -> Result<(), Over> {
     loop {
         socket.readable().await?;

@@ -9,8 +9,8 @@ use super::kv::BLOCK_TOKENS;
 pub struct Request {
     /// Length of the prompt; 0 counts as 1.
     pub prompt_tokens: u32,
-    /// A hash for each full block, which stands for the block and all before it. It may go on into the
-    /// answer, for conversations that come back with it.
+    /// A hash for each full block, which stands for the block and all before it. It may go on into
+    /// the answer, for conversations that come back with it.
     pub blocks: Vec<u64>,
     /// Tokens to generate; 0 computes the prompt only (embeddings).
     pub max_tokens: u32,

@@ -1,4 +1,5 @@
-//! Everything that is not inference: health, models, adapters, metrics, and the tests' own endpoints.
+//! Everything that is not inference: health, models, adapters, metrics, and the tests' own
+//! endpoints.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! HTTP/1.1 as uvicorn writes and reads it: heads, chunks, error bodies. Pure; no IO, no clock.
 //!
-//! Its own code on purpose: tests compare the gateway's framing with this, so it must share none of it.
+//! Its own code on purpose: tests compare the gateway's framing with this, so it must share none of
+//! it.
 
 use std::fmt::Write as _;
 use std::ops::Range;
