@@ -1,11 +1,15 @@
 //! The client's connection: reading without a buffer of its own while idle, writing, and seeing it leave.
 
 use std::cell::RefCell;
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
-use tokio::io::Interest;
+use tokio::io::{AsyncRead as _, Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::{sleep, timeout};
 
 /// A client's connection, with what it has sent and nobody has read yet.
@@ -29,15 +33,16 @@ impl Client {
 
     /// Waits for bytes and appends them to `input`. `false`: the client sends no more.
     pub async fn fill(&mut self, scratch: &Scratch) -> io::Result<bool> {
-        loop {
-            self.stream.readable().await?;
-            let input = &mut self.input;
-            match scratch.read(&self.stream, |bytes| input.extend_from_slice(bytes)) {
-                Ok(count) => return Ok(count > 0),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let Self { stream, input } = self;
+        let (mut reader, _) = stream.split();
+        let count = scratch.read(&mut reader, |bytes| input.extend_from_slice(bytes)).await?;
+        Ok(count > 0)
+    }
+
+    /// Writes everything.
+    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let (_, writer) = self.stream.split();
+        write_all(&writer, [bytes, &[]]).await
     }
 
     /// Takes consumed bytes off the front of `input`, and gives the memory back when nothing is left.
@@ -57,15 +62,13 @@ impl Client {
         if socket.shutdown(std::net::Shutdown::Write).is_err() {
             return;
         }
-        let stream = &self.stream;
+        let (mut reader, _) = self.stream.split();
         let drain = async {
             let mut seen = 0;
-            while seen < most && stream.readable().await.is_ok() {
-                match scratch.read(stream, |_| {}) {
-                    Ok(0) => break,
+            while seen < most {
+                match scratch.read(&mut reader, |_| {}).await {
+                    Ok(0) | Err(_) => break,
                     Ok(count) => seen += count,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(_) => break,
                 }
             }
         };
@@ -87,12 +90,24 @@ impl Scratch {
         Self(RefCell::new(vec![0; SCRATCH].into_boxed_slice()))
     }
 
-    /// Reads once, without waiting, and hands the bytes on. 0 is the end of the stream.
-    pub fn read(&self, stream: &TcpStream, take: impl FnOnce(&[u8])) -> io::Result<usize> {
-        let mut buffer = self.0.borrow_mut();
-        let count = stream.try_read(&mut buffer)?;
-        take(buffer.get(..count).unwrap_or_default());
-        Ok(count)
+    /// Waits for bytes, reads once and hands them on. 0 is the end of the stream. Dropped while it waits, it
+    /// has read nothing.
+    ///
+    /// One poll, and not readiness first and a read then: so tokio sees a short read, knows that nothing is
+    /// left, and the next call waits without asking the kernel in vain.
+    pub async fn read(
+        &self,
+        reader: &mut ReadHalf<'_>,
+        mut take: impl FnMut(&[u8]),
+    ) -> io::Result<usize> {
+        poll_fn(|context| {
+            let mut memory = self.0.borrow_mut();
+            let mut buffer = ReadBuf::new(&mut memory);
+            ready!(Pin::new(&mut *reader).poll_read(context, &mut buffer))?;
+            take(buffer.filled());
+            Poll::Ready(Ok(buffer.filled().len()))
+        })
+        .await
     }
 }
 
@@ -106,21 +121,15 @@ impl Default for Scratch {
 /// request, is kept in `input`.
 ///
 /// A half-close counts as leaving: model servers take it so, and no client of theirs does it otherwise.
-pub async fn gone(stream: &TcpStream, input: &mut Vec<u8>, scratch: &Scratch) {
+pub async fn gone(reader: &mut ReadHalf<'_>, input: &mut Vec<u8>, scratch: &Scratch) {
     while input.len() < MAX_PIPELINED {
-        if stream.readable().await.is_err() {
+        if !matches!(scratch.read(reader, |bytes| input.extend_from_slice(bytes)).await, Ok(1..)) {
             return;
-        }
-        match scratch.read(stream, |bytes| input.extend_from_slice(bytes)) {
-            Ok(0) => return,
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return,
         }
     }
     // Nothing more is read, so the end shows only in the socket's state.
     loop {
-        match stream.ready(Interest::READABLE).await {
+        match reader.ready(Interest::READABLE).await {
             Ok(ready) if !ready.is_read_closed() => sleep(GONE_POLL).await,
             _ => return,
         }
@@ -128,14 +137,14 @@ pub async fn gone(stream: &TcpStream, input: &mut Vec<u8>, scratch: &Scratch) {
 }
 
 /// Writes everything, in order.
-pub async fn write_all(stream: &TcpStream, parts: [&[u8]; 2]) -> io::Result<()> {
+pub async fn write_all(writer: &WriteHalf<'_>, parts: [&[u8]; 2]) -> io::Result<()> {
     let [mut first, mut second] = parts;
     while !first.is_empty() || !second.is_empty() {
-        let count = match stream.try_write_vectored(&[IoSlice::new(first), IoSlice::new(second)]) {
+        let count = match writer.try_write_vectored(&[IoSlice::new(first), IoSlice::new(second)]) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                stream.writable().await?;
+                writer.writable().await?;
                 continue;
             }
             Err(error) => return Err(error),

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
 
 use crate::account::{self, Exchanged};
-use crate::client::{Client, write_all};
+use crate::client::Client;
 use crate::error::{Refusal, local_response};
 use crate::flow::head::ClientSide;
 use crate::flow::{self, Request};
@@ -223,8 +223,8 @@ async fn refuse(
     keep_alive
 }
 
-async fn write(client: &Client, response: &[u8]) -> io::Result<()> {
-    match timeout(LOCAL_WRITE, write_all(&client.stream, [response, &[]])).await {
+async fn write(client: &mut Client, response: &[u8]) -> io::Result<()> {
+    match timeout(LOCAL_WRITE, client.write(response)).await {
         Ok(written) => written,
         Err(_) => Err(io::ErrorKind::TimedOut.into()),
     }

@@ -17,7 +17,7 @@ use tokio::task::LocalSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
-use crate::client::{Client, Scratch, write_all};
+use crate::client::{Client, Scratch};
 use crate::config::{Limits, Listener};
 use crate::connection::serve;
 use crate::error::Refusal;
@@ -211,7 +211,7 @@ async fn connection(stream: tokio::net::TcpStream, worker: Rc<Worker>) {
         worker.gateway.counted.refused(Reason::TooManyConnections);
         let response = refusal.response(&worker.request_id(None), false, false);
         let mut client = Client::new(stream);
-        if write_all(&client.stream, [&response, &[]]).await.is_ok() {
+        if client.write(&response).await.is_ok() {
             client.linger(&worker.scratch, 64 * 1024, ACCEPT_PAUSE).await;
         }
         return;

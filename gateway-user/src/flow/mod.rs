@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 
 use crate::account::tail::Tail;
 use crate::admit;
-use crate::client::{Client, write_all};
+use crate::client::Client;
 use crate::error::Refusal;
 use crate::flow::head::ClientSide;
 use crate::flow::hold::Trouble;
@@ -84,8 +84,9 @@ pub async fn exchange(
     client: &mut Client,
     worker: &Worker,
 ) -> Exchange {
-    let Client { stream, input } = client;
-    let mut watch = Watch { stream, input, scratch: &worker.scratch };
+    let Client { stream, input } = &mut *client;
+    let (reader, _) = stream.split();
+    let mut watch = Watch { reader, input, scratch: &worker.scratch };
     let mut tried = Vec::new();
     let mut place = match reserve(pool, &request, &tried) {
         Ok(place) => place,
@@ -199,7 +200,7 @@ async fn refuse(
 ) -> Exchange {
     let side = request.side;
     let response = refusal.response(side.request_id, side.keep_alive, request.to_head);
-    match timeout(REFUSAL_WRITE, write_all(&client.stream, [&response, &[]])).await {
+    match timeout(REFUSAL_WRITE, client.write(&response)).await {
         Ok(Ok(())) => {
             exchange.status = refusal.status;
             exchange.keep_alive = side.keep_alive && !refusal.close;
@@ -224,9 +225,10 @@ async fn pass(
     let (status, stream) = (answer.head.status, answer.head.event_stream);
     let (sent, first_received) = (answer.sent, answer.received);
     let Client { stream: socket, input } = &mut *client;
-    let mut watch = Watch { stream: socket, input, scratch: &worker.scratch };
+    let (reader, writer) = socket.split();
+    let watch = Watch { reader, input, scratch: &worker.scratch };
     let Relayed { mut outcome, keep_alive, reset, chunks, tail, first_written, last_received } =
-        relay::relay(answer, place.pod.id, side, &mut watch, worker).await;
+        relay::relay(answer, place.pod.id, side, watch, &writer, worker).await;
     if reset {
         client.reset_on_close();
     }

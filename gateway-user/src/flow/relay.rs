@@ -4,6 +4,7 @@
 use std::io;
 
 use gateway_common::framing::{Framing, Malformed};
+use tokio::net::tcp::WriteHalf;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::account::tail::Tail;
@@ -38,10 +39,12 @@ pub async fn relay(
     answer: Answer,
     pod: PodId,
     side: ClientSide<'_>,
-    watch: &mut Watch<'_>,
+    mut watch: Watch<'_>,
+    writer: &WriteHalf<'_>,
     worker: &Worker,
 ) -> Relayed {
-    let Answer { upstream, head, body, mut framing, mut excess, mut tail, mut closed, .. } = answer;
+    let Answer { mut upstream, head, body, mut framing, mut excess, mut tail, mut closed, .. } =
+        answer;
     let pause = worker.limits().stream_idle_timeout;
     let mut out = Vec::with_capacity(body.len() + 1024);
     let (raw, keep_alive) = head.write(side, &mut out);
@@ -53,7 +56,7 @@ pub async fn relay(
     }
     drop(body);
     let mut last_received = answer.received;
-    let write = timeout(pause, write_all(watch.stream, [&out, &[]]));
+    let write = timeout(pause, write_all(writer, [&out, &[]]));
     let written = tokio::select! {
         biased;
         written = write => written,
@@ -69,15 +72,17 @@ pub async fn relay(
 
     let idle = sleep_until(first_written + pause);
     tokio::pin!(idle);
+    let (mut reader, _) = upstream.stream.split();
     while end.is_none() && !framing.is_done() && !closed {
-        tokio::select! {
+        let mut piece =
+            Piece { framing: &mut framing, tail: &mut tail, dechunk: head.chunked && !raw };
+        let mut step = Ok(Step::default());
+        let read = worker.scratch.read(&mut reader, |bytes| {
+            step = piece.pass(bytes, |part| writer.try_write(part));
+        });
+        let read = tokio::select! {
             biased;
-            readable = upstream.stream.readable() => {
-                if readable.is_err() {
-                    end = Some(Outcome::Aborted);
-                    break;
-                }
-            }
+            read = read => read,
             () = watch.gone() => {
                 end = Some(Outcome::ClientGone);
                 break;
@@ -91,14 +96,7 @@ pub async fn relay(
                 end = Some(Outcome::TimedOut);
                 break;
             }
-        }
-        let mut piece =
-            Piece { framing: &mut framing, tail: &mut tail, dechunk: head.chunked && !raw };
-        let mut step = Ok(Step::default());
-        let client = watch.stream;
-        let read = worker.scratch.read(&upstream.stream, |bytes| {
-            step = piece.pass(bytes, |parts| client.try_write(parts))
-        });
+        };
         match read {
             Ok(0) => {
                 closed = true;
@@ -108,7 +106,6 @@ pub async fn relay(
                 break;
             }
             Ok(_) => last_received = Instant::now(),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(_) => {
                 end = Some(Outcome::Aborted);
                 break;
@@ -126,7 +123,7 @@ pub async fn relay(
             continue;
         }
         // The client is slower than the pod: nothing is read until it has taken this.
-        let write = timeout(pause, write_all(watch.stream, [&rest, &[]]));
+        let write = timeout(pause, write_all(writer, [&rest, &[]]));
         tokio::select! {
             biased;
             written = write => end = match written {

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use gateway_common::framing::{Framing, Malformed};
-use tokio::net::TcpStream;
+use tokio::net::tcp::ReadHalf;
 use tokio::time::{Instant, sleep_until};
 
 use crate::account::tail::Tail;
@@ -64,8 +64,8 @@ pub enum Failure {
 /// The client's side of an exchange, watched while the pod works.
 #[derive(Debug)]
 pub struct Watch<'a> {
-    /// The client's socket.
-    pub stream: &'a TcpStream,
+    /// The client's socket, as far as it is read.
+    pub reader: ReadHalf<'a>,
     /// Where its pipelined bytes go.
     pub input: &'a mut Vec<u8>,
     /// The worker's buffer.
@@ -75,7 +75,7 @@ pub struct Watch<'a> {
 impl Watch<'_> {
     /// See [`gone`].
     pub async fn gone(&mut self) {
-        gone(self.stream, self.input, self.scratch).await;
+        gone(&mut self.reader, self.input, self.scratch).await;
     }
 }
 
@@ -103,17 +103,17 @@ pub async fn send(
 
 async fn attempt(
     request: &Request<'_>,
-    upstream: Upstream,
+    mut upstream: Upstream,
     watch: &mut Watch<'_>,
     worker: &Worker,
 ) -> Result<Answer, Failure> {
-    let stream = &upstream.stream;
+    let (mut reader, writer) = upstream.stream.split();
     // A pod may answer, and close, without having read all of a large body. What it has to say is read
     // below; if that is nothing, reading fails as well.
     let early = tokio::select! {
         biased;
-        written = write_all(stream, [&request.head, &request.body]) => written.is_err(),
-        _ = stream.readable(), if request.body.len() > EARLY_ANSWER => true,
+        written = write_all(&writer, [&request.head, &request.body]) => written.is_err(),
+        _ = reader.readable(), if request.body.len() > EARLY_ANSWER => true,
         () = watch.gone() => return Err(Failure::ClientGone),
     };
     let sent = Instant::now();
@@ -122,20 +122,15 @@ async fn attempt(
     tokio::pin!(deadline);
     let mut held = Held::new(request.to_head);
     loop {
-        tokio::select! {
+        let mut step = Ok(Verdict::Wait);
+        let read = worker.scratch.read(&mut reader, |bytes| step = held.push(bytes));
+        let read = tokio::select! {
             biased;
-            readable = stream.readable() => {
-                readable.map_err(|error| held.broke(Some(error)))?;
-            }
+            read = read => read,
             () = watch.gone() => return Err(Failure::ClientGone),
             () = &mut deadline => return Err(Failure::Timeout(within)),
-        }
-        let mut step = Ok(Verdict::Wait);
-        match worker.scratch.read(stream, |bytes| step = held.push(bytes)) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            Err(error) => return Err(held.broke(Some(error))),
-        }
+        };
+        read.map_err(|error| held.broke(Some(error)))?;
         let trouble = match step? {
             Verdict::Wait => continue,
             Verdict::Release => None,

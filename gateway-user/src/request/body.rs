@@ -1,13 +1,12 @@
 //! Reads a request's body into bounded memory, and finds the model in it while it arrives.
 
-use std::io;
-
 use bytes::BufMut;
 use gateway_common::framing::{Framing, Malformed};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::client::{Client, write_all};
+use crate::client::Client;
 use crate::error::Refusal;
 use crate::flow::send::run;
 use crate::gateway::Memory;
@@ -55,10 +54,8 @@ pub async fn read_body(
     }
     let mut finder = Finder::for_head(head)?;
     if head.expects_continue && client.input.is_empty() {
-        let go = timeout(
-            worker.limits().body_timeout,
-            write_all(&client.stream, [b"HTTP/1.1 100 Continue\r\n\r\n", &[]]),
-        );
+        let go =
+            timeout(worker.limits().body_timeout, client.write(b"HTTP/1.1 100 Continue\r\n\r\n"));
         if !matches!(go.await, Ok(Ok(()))) {
             return Ok(None);
         }
@@ -151,7 +148,7 @@ async fn read_known(
             bytes.reserve_exact(more);
         }
         let before = bytes.len();
-        if !read_into(&client.stream, bytes, left, worker).await? {
+        if !read_into(&mut client.stream, bytes, left, worker).await? {
             return Ok(false);
         }
         finder.feed(bytes.get(before..).unwrap_or_default()).map_err(|fault| cut(&fault))?;
@@ -199,24 +196,17 @@ async fn read_chunked(
 
 /// Reads once, straight into `bytes`, at most `left` bytes. `false`: the client left.
 async fn read_into(
-    stream: &TcpStream,
+    stream: &mut TcpStream,
     bytes: &mut Vec<u8>,
     left: usize,
     worker: &Worker,
 ) -> Result<bool, Refusal> {
-    loop {
-        match timeout(worker.limits().body_timeout, stream.readable()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_)) => return Ok(false),
-            Err(_) => return Err(slow(worker)),
-        }
-        let room = (bytes.capacity() - bytes.len()).min(left);
-        match stream.try_read_buf(&mut bytes.limit(room)) {
-            Ok(0) => return Ok(false),
-            Ok(_) => return Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return Ok(false),
-        }
+    let room = (bytes.capacity() - bytes.len()).min(left);
+    let mut rest = bytes.limit(room);
+    match timeout(worker.limits().body_timeout, stream.read_buf(&mut rest)).await {
+        Ok(Ok(count)) => Ok(count > 0),
+        Ok(Err(_)) => Ok(false),
+        Err(_) => Err(slow(worker)),
     }
 }
 
