@@ -3,7 +3,6 @@
 //! Without a sanitizer, so that the stable compiler will do: the code under test is safe Rust, and
 //! what is looked for is a panic, a hang, or an answer that differs from the reference.
 
-use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, ensure};
@@ -49,16 +48,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     };
     for target in &targets {
         let mut run = fuzz();
-        run.args(["run", "--fuzz-dir", ".", "--sanitizer", "none", target]);
-        // What a run learns is kept for the next one; the seeds are only read.
-        let corpus = shell::target().join("fuzz-corpus").join(target);
-        fs::create_dir_all(&corpus)?;
-        run.arg(corpus);
-        let seeds = folder.join("seeds").join(target);
-        if seeds.is_dir() {
-            run.arg(seeds);
-        }
-        run.arg("--").arg(format!("-max_total_time={}", options.seconds));
+        run.args(["run", "--fuzz-dir", ".", "--sanitizer", "none", target, "--"]);
+        run.arg(format!("-max_total_time={}", options.seconds));
         shell::run(&mut run).with_context(|| format!("the fuzz target {target}"))?;
     }
     println!("{} fuzz targets ran {} s each and found nothing", targets.len(), options.seconds);

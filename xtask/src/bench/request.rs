@@ -335,6 +335,15 @@ fn print(outcome: &Outcome, json: bool) -> anyhow::Result<()> {
         table(&rows);
     }
     outcome.verdicts.iter().for_each(Verdict::print);
+    let busiest = outcome.tests.iter().flat_map(|test| &test.targets);
+    let others = busiest.flat_map(|result| &result.samples).map(|sample| sample.other_percent);
+    let worst = others.fold(0.0, f64::max);
+    if worst > BUSY_PERCENT {
+        println!(
+            "\nwarning: other programs used up to {worst:.0} % of the machine meanwhile; \
+             the latencies are theirs as well"
+        );
+    }
     Ok(())
 }
 
@@ -399,6 +408,8 @@ const HEADER: [&str; 15] = [
 
 /// Behind each gateway.
 const PODS: u8 = 4;
+/// Processor time of other programs above which latencies say little of the gateway.
+const BUSY_PERCENT: f64 = 10.0;
 /// For a gateway to come to rest after its start.
 const SETTLE: Duration = Duration::from_millis(500);
 
