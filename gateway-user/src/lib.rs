@@ -15,6 +15,8 @@
 //! module that names aya. [`gateway`] is what all parts share, [`client`] the client's socket, [`error`] what a
 //! client is told.
 
+#![deny(unsafe_code)]
+
 pub mod account;
 pub mod admin;
 pub mod admit;
@@ -25,6 +27,7 @@ pub mod connection;
 pub mod error;
 pub mod flow;
 pub mod gateway;
+#[allow(unsafe_code, reason = "sockets and maps are handed to the kernel by descriptor")]
 pub mod kernel;
 pub mod listen;
 pub mod metrics;

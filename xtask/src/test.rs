@@ -101,6 +101,8 @@ fn python() -> anyhow::Result<PathBuf> {
 }
 
 fn test(options: &Options, python: &Path, totals: &mut Totals) -> anyhow::Result<()> {
+    // Behaviour tests start the real programs, which `cargo test` alone does not build.
+    shell::run(shell::cargo().args(["build", "--workspace", "--bins"]))?;
     let log = shell::target().join("privileged-tests.log");
     fs::write(&log, "")?;
     let mut command = shell::cargo();
