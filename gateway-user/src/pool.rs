@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::config::{MetricsSource, Scheduler};
@@ -51,6 +52,7 @@ pub struct Pod {
     requests: AtomicU64,
     tokens: AtomicU64,
     failures: AtomicU64,
+    woken: Notify,
 }
 
 /// A pod's identity for as long as the process runs; an address can come back, an id does not.
@@ -145,6 +147,7 @@ impl Pool {
                     requests: AtomicU64::new(0),
                     tokens: AtomicU64::new(0),
                     failures: AtomicU64::new(0),
+                    woken: Notify::new(),
                 }),
                 signals: Signals::default(),
                 engine: None,
@@ -185,7 +188,9 @@ impl Pool {
         views.extend(pods.iter().map(|entry| entry.view(ask, now)));
         let pick = schedule::pick(views, &self.profile, rng, scratch)?;
         let Some(entry) = pods.get(pick.index) else { return Err(NoPod::Empty) };
-        entry.pod.in_flight.fetch_add(1, Ordering::Relaxed);
+        if entry.pod.in_flight.fetch_add(1, Ordering::Relaxed) == 0 {
+            entry.pod.woken.notify_one();
+        }
         entry.pod.requests.fetch_add(1, Ordering::Relaxed);
         Ok(Place { pod: Arc::clone(&entry.pod), score: pick.score })
     }
@@ -336,6 +341,13 @@ impl Pod {
     /// Requests that the gateway has in flight there.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Returns once a request is in flight there. For one task at a time.
+    pub async fn wanted(&self) {
+        while self.in_flight() == 0 {
+            self.woken.notified().await;
+        }
     }
 
     /// Requests ever given to it.

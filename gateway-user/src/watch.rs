@@ -30,6 +30,10 @@ impl Sink for PodSink {
         self.pod.in_flight() > 0
     }
 
+    async fn wanted(&self) {
+        self.pod.wanted().await;
+    }
+
     fn reading(&self, reading: Reading) {
         if reading.engine == EngineKind::Unknown {
             self.pool.metrics.scrape_failed(ScrapeFailure::NoSignals);

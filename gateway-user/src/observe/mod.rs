@@ -31,6 +31,9 @@ pub trait Sink {
     /// The gateway has requests in flight at this pod, so that it is worth asking often.
     fn busy(&self) -> bool;
 
+    /// Returns once [`busy`](Self::busy) holds, so that a pod that rests is asked as soon as it is used.
+    fn wanted(&self) -> impl Future<Output = ()>;
+
     /// The pod told its load, just now.
     fn reading(&self, reading: Reading);
 

@@ -128,8 +128,9 @@ async fn watch_over<C: Connect + Clone>(connect: C, target: Target, sink: impl S
         let pause = pace.pause(seen, took);
         let from = Instant::now();
         pod.rest(from + pause.least).await;
-        while Instant::now() < from + pause.full && !sink.busy() {
-            pod.rest((from + pause.full).min(Instant::now() + BUSY_CHECK)).await;
+        tokio::select! {
+            () = pod.rest(from + pause.full) => {}
+            () = sink.wanted() => {}
         }
     }
 }
@@ -238,9 +239,6 @@ const MODELS_BUSY: Duration = Duration::from_secs(2);
 
 /// Between two readings of an idle pod's models.
 const MODELS_IDLE: Duration = Duration::from_secs(5);
-
-/// How often an idle pod's sink is asked whether it has become busy.
-const BUSY_CHECK: Duration = Duration::from_millis(250);
 
 /// Where `trtllm-serve` has its metrics as text when `/metrics` is JSON.
 const FALLBACK_PATH: &str = "/prometheus/metrics";
