@@ -88,7 +88,7 @@ pub fn parse(input: &[u8], cap: usize) -> Result<Option<Head>, Refusal> {
                 )
             });
         }
-        Err(httparse::Error::Version) => {
+        Err(httparse::Error::Version) if names_other_version(input) => {
             return Err(Refusal {
                 close: true,
                 ..Refusal::client(
@@ -272,6 +272,13 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Whether the request line is in order but for its version, rather than no request line at all.
+fn names_other_version(input: &[u8]) -> bool {
+    let line = input.trim_ascii_start().split(|byte| matches!(byte, b'\r' | b'\n')).next();
+    let mut words = line.unwrap_or_default().split(|byte| *byte == b' ');
+    words.nth(2).is_some_and(|version| version.starts_with(b"HTTP/")) && words.next().is_none()
+}
+
 /// Whether a header concerns one connection only, in either direction.
 pub fn is_hop_by_hop(name: &str) -> bool {
     HOP_BY_HOP.iter().any(|hop| hop.eq_ignore_ascii_case(name))
@@ -405,20 +412,18 @@ mod tests {
     fn malformed_heads_are_refused() {
         for (text, status) in [
             ("GARBAGE\r\n\r\n", 400),
-            ("GET / HTTP/2.0\r\nhost: a\r\n\r\n", 400),
+            ("GET / HTTP/2.0\r\nhost: a\r\n\r\n", 505),
+            ("GET / x HTTP/1.1\r\nhost: a\r\n\r\n", 400),
+            ("GET / x\r\n\r\n", 400),
+            ("GET /\r\nhost: a\r\n\r\n", 400),
             ("GET / HTTP/1.1\r\n\r\n", 400),
             ("GET x HTTP/1.1\r\nhost: a\r\n\r\n", 400),
             ("POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n", 400),
             ("\x16\x03\x01\x02\0\x01\0\x01\u{fc}\x03\x03", 400),
-            ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+            ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
         ] {
             let refusal = refusal(text);
-            assert!(refusal.close, "{text:?}");
-            assert!(
-                refusal.status == status || refusal.status == 505,
-                "{text:?}: {}",
-                refusal.status
-            );
+            assert_eq!((refusal.status, refusal.close), (status, true), "{text:?}");
         }
     }
 
