@@ -58,6 +58,10 @@ impl Steered {
         };
         match &reason {
             None => info!("steering: sk_lookup gives connections to the workers"),
+            // As wanted, and nothing to look into.
+            Some(reason) if config.kernel.steering == Wanted::Off => {
+                info!("steering: ordinary listeners give connections to the workers: {reason}");
+            }
             Some(reason) => {
                 warn!("steering: ordinary listeners give connections to the workers: {reason}");
             }
