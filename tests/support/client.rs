@@ -1,5 +1,6 @@
 //! A client that says and sees every byte.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
@@ -222,6 +223,26 @@ impl Response {
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("no JSON ({error}): {}", self.text()))
+    }
+
+    /// Asserts that this is an error as the OpenAI SDKs read it, with an id that the client can name.
+    pub fn assert_error(&self, status: u16, code: &str, param: Option<&str>) {
+        let said = format!("{}: {}", self.status, self.text());
+        assert_eq!((self.status, self.complete), (status, true), "{said}");
+        assert_eq!(self.header("content-type"), Some("application/json"), "{said}");
+        assert!(self.header("x-request-id").is_some_and(|id| !id.is_empty()), "{said}");
+        let page = self.json();
+        let error = &page["error"];
+        let fields: BTreeSet<&str> =
+            error.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(fields, BTreeSet::from(["code", "message", "param", "type"]), "{said}");
+        assert_eq!(
+            (error["code"].as_str(), error["param"].as_str()),
+            (Some(code), param),
+            "{said}"
+        );
+        assert!(error["message"].as_str().is_some_and(|text| text.len() > 10), "{said}");
+        assert!(error["type"].as_str().is_some_and(|kind| kind.ends_with("_error")), "{said}");
     }
 
     /// The events of a stream, without `data:`.
