@@ -1,6 +1,8 @@
 //! What the gateway does, seen from outside: one module for each subject.
 
+mod bodies;
 mod framing;
+mod models;
 mod recorder;
 mod requests;
 mod steer;

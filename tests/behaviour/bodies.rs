@@ -1,0 +1,326 @@
+//! Request bodies: large ones, chunked ones, forms, and those that wait to be asked for. The pod gets each
+//! byte for byte.
+
+#![expect(clippy::indexing_slicing, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use serde_json::json;
+use sluice_tests::client::{Client, Response, post};
+use sluice_tests::engine::{Options, Server};
+use sluice_tests::gateway::{Gateway, Plan};
+
+use crate::recorder::Recorder;
+
+// Field reports 25, 30: the default cap lets real multimodal requests through, and `model` may come last.
+#[test]
+fn large_bodies_are_forwarded_wherever_the_model_stands() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan());
+    let image = "iVBORw0KGgo".repeat(1 << 20);
+    let messages = format!(
+        r#""messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{image}"}}}}]}}]"#
+    );
+    let model = r#""model":"base""#;
+    for body in [format!("{{{messages},{model}}}"), format!("{{{model},{messages},{messages}}}")] {
+        assert!(body.len() > 10_000_000);
+        let mut client = Client::connect(gateway.address);
+        client.post_bytes(CHAT, body.as_bytes());
+        assert_eq!(client.response().status, 200);
+        assert!(pod.last().body == body.as_bytes(), "the body was changed");
+    }
+    assert_eq!(gateway.wait_idle()["buffered_bytes"], 0);
+}
+
+#[test]
+fn a_model_server_answers_a_request_of_20_megabytes() {
+    let pods = Server::start_all(vec![Options::default()]).unwrap();
+    let gateway = Gateway::start(&Plan::pool("base", &pods));
+    let url = format!("data:image/png;base64,{}", "A".repeat(20 << 20));
+    let content = json!([{"type": "image_url", "image_url": {"url": url}}]);
+    let messages = json!([{"role": "user", "content": content}]);
+    let body = json!({"messages": messages, "max_tokens": 2, "model": "base"});
+    let response = post(gateway.address, CHAT, &body);
+    assert_eq!(response.status, 200, "{}", response.text());
+    let stats = pods[0].stats();
+    assert_eq!(stats.last.back().unwrap().body_len, body.to_string().len());
+}
+
+// Field reports 26: one cap, exact, told in the client's own terms, and counted.
+#[test]
+fn a_body_at_the_cap_passes_and_one_byte_more_does_not() {
+    let pod = Recorder::start();
+    let cap = 300 * 1024;
+    let gateway = Gateway::start(&pod.plan().spec("  bbr: {maxRequestBodyBytes: 300Ki}"));
+    for framing in [
+        with_length as fn(&[u8]) -> Vec<u8>,
+        |body| chunked(body, 1000),
+        |body| chunked(body, usize::MAX),
+    ] {
+        let before = pod.recorded().len();
+        let whole = filled(cap);
+        let mut client = Client::connect(gateway.address);
+        client.send(framing(&whole));
+        assert_eq!(client.response().status, 200);
+        assert!(pod.last().body == whole);
+        client.send(framing(&filled(cap + 1)));
+        refused_as_too_large(&client.response());
+        assert!(client.is_closed());
+        assert_eq!(pod.recorded().len(), before + 1);
+    }
+    // By what it announces, before a byte of it has come.
+    let mut client = Client::connect(gateway.address);
+    client.send(head(&format!("content-length: {}\r\n", u64::MAX)));
+    refused_as_too_large(&client.response());
+    // The answer reaches a client that goes on sending.
+    let mut client = Client::connect(gateway.address);
+    client.send(with_length(&filled(20_000_000)));
+    refused_as_too_large(&client.response());
+    let refused = gateway.metric(r#"sluice_gateway_refused_total{reason="body_too_large"}"#);
+    assert_eq!(refused, Some(5.0));
+}
+
+#[test]
+fn a_chunked_body_reaches_the_pod_with_a_length() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan());
+    let mut client = Client::connect(gateway.address);
+    let body = filled(2_000_000);
+    let chunks = ["3;name=\"value\"\r\n{\"m\r\n", "0000000c\r\nodel\":\"base\"\r\n", "1\r\n}\r\n"];
+    let with_trailers = format!(
+        "{}{}0\r\nX-Trailer: 1\r\nContent-Length: 3\r\n\r\n",
+        head("transfer-encoding: chunked\r\n"),
+        chunks.concat()
+    );
+    let table: [(Vec<u8>, &[u8]); 4] = [
+        (with_trailers.into(), br#"{"model":"base"}"#),
+        (chunked(br#"{"model":"base"}"#, 1), br#"{"model":"base"}"#),
+        (chunked(&body, 4099), &body),
+        (chunked(&body, usize::MAX), &body),
+    ];
+    for (message, body) in table {
+        client.send(message);
+        assert_eq!(client.response().status, 200);
+        let last = pod.last();
+        assert!(last.body == body);
+        assert_eq!(last.header("content-length"), [body.len().to_string()]);
+        assert!(last.header("transfer-encoding").is_empty() && last.header("x-trailer").is_empty());
+    }
+}
+
+#[test]
+fn a_request_may_come_one_byte_at_a_time() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan());
+    let body = br#"{"messages":"a\u00e9\\","model":"base"}"#;
+    let mut client = Client::connect(gateway.address);
+    for message in [with_length(body), chunked(body, 5)] {
+        for byte in message {
+            client.send([byte]);
+        }
+        assert_eq!(client.response().status, 200);
+        assert_eq!(pod.last().body, body);
+    }
+}
+
+#[test]
+fn malformed_chunks_are_refused_and_the_connection_ends() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan());
+    for chunks in [
+        "x\r\n{}\r\n0\r\n\r\n",
+        "-2\r\n{}\r\n0\r\n\r\n",
+        "0x2\r\n{}\r\n0\r\n\r\n",
+        "2\r\n{}0\r\n\r\n",
+        "2\r\n{}\n0\r\n\r\n",
+        "2\n{}\r\n0\r\n\r\n",
+        "2 \r\n{}x",
+        "\r\n2\r\n{}\r\n0\r\n\r\n",
+        "ffffffffffffffff0\r\n{}\r\n",
+    ] {
+        println!("{chunks:?}");
+        let mut client = Client::connect(gateway.address);
+        client.send(head("transfer-encoding: chunked\r\n"));
+        client.send(chunks);
+        client.response().assert_error(400, "malformed_request", None);
+        assert!(client.is_closed());
+    }
+    assert!(pod.recorded().is_empty());
+}
+
+// Field reports 33: the form's field decides, wherever it stands, and the form is not touched.
+#[test]
+fn a_form_is_routed_by_its_model_wherever_that_stands() {
+    let (one, two) = (Recorder::start(), Recorder::start());
+    let mut plan = one.plan();
+    plan.pools.push(("other".into(), vec![two.addr]));
+    let gateway = Gateway::start(&plan);
+    let file = vec![b'\r'; 5_000_000];
+    let mut client = Client::connect(gateway.address);
+    for boundary in ["X", "----WebKitFormBoundary7MA4YWxkTrZu0gW", "a'()+_,-./:=? b"] {
+        for (model, pod) in [("base", &one), ("other", &two)] {
+            for model_first in [true, false] {
+                let body = form(boundary, model, &file, model_first);
+                client.send(form_message(&format!("\"{boundary}\""), &body));
+                assert_eq!(client.response().status, 200, "{boundary} {model}");
+                assert!(pod.last().body == body, "the form was changed");
+            }
+        }
+    }
+    let body = form("plain", "base", b"x", true);
+    client.send(form_message("plain; charset=utf-8", &body));
+    assert_eq!(client.response().status, 200);
+    assert_eq!(two.recorded().len(), 6);
+}
+
+#[test]
+fn a_form_without_one_certain_model_is_refused() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan());
+    let part = |head: &str, value: &str| {
+        format!("--B\r\nContent-Disposition: form-data; {head}\r\n\r\n{value}\r\n")
+    };
+    let model = part("name=\"model\"", "base");
+    let file = part("name=\"file\"; filename=\"a\"", "x");
+    let table = [
+        (format!("{file}--B--\r\n"), "model_missing", Some("model")),
+        (format!("{model}{model}--B--\r\n"), "invalid_model", Some("model")),
+        (format!("{}--B--\r\n", part("name=\"model\"", "")), "invalid_model", Some("model")),
+        (
+            format!("{}--B--\r\n", part("name=\"model\"; filename=\"m\"", "base")),
+            "invalid_model",
+            Some("model"),
+        ),
+        (format!("{file}{model}"), "invalid_body", None),
+        ("{\"model\":\"base\"}".to_owned(), "invalid_body", None),
+    ];
+    for (body, code, param) in table {
+        println!("{body:?}");
+        let mut client = Client::connect(gateway.address);
+        client.send(form_message("B", body.as_bytes()));
+        client.response().assert_error(400, code, param);
+    }
+    let mut client = Client::connect(gateway.address);
+    client.send(form_message("", b"--\r\n"));
+    client.response().assert_error(400, "invalid_body", None);
+    assert!(pod.recorded().is_empty());
+}
+
+// Field reports 27, 28: said plainly rather than taken for broken JSON.
+#[test]
+fn a_compressed_body_is_refused_with_what_to_do() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan());
+    for coding in ["gzip", "zstd", "br", "deflate", "identity, gzip", "GZIP"] {
+        let mut client = Client::connect(gateway.address);
+        client.send(head(&format!("content-encoding: {coding}\r\ncontent-length: 4\r\n")));
+        client.send(b"\x1f\x8b\x08\0");
+        let response = client.response();
+        response.assert_error(415, "content_encoding", None);
+        assert!(response.text().contains(coding) && response.text().contains("uncompressed"));
+        assert!(client.is_closed());
+    }
+    let mut client = Client::connect(gateway.address);
+    client.send(head("content-encoding: identity\r\ncontent-length: 16\r\n"));
+    client.send(r#"{"model":"base"}"#);
+    assert_eq!(client.response().status, 200);
+    assert_eq!(pod.recorded().len(), 1);
+}
+
+// Field reports 35: asked for at once, and the pod, which could ask again, does not see the expectation.
+#[test]
+fn a_client_that_waits_to_be_asked_is_asked_at_once() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan().spec("  bbr: {maxRequestBodyBytes: 1Ki}"));
+    let body = br#"{"model":"base"}"#;
+    let mut client = Client::connect(gateway.address);
+    for framed in [with_length(body), chunked(body, 4)] {
+        let end = memchr::memmem::find(&framed, b"\r\n\r\n").unwrap();
+        let (head, rest) = framed.split_at(end + 2);
+        client.send([head, b"Expect: 100-Continue\r\n\r\n"].concat());
+        assert_eq!(client.head().status, 100);
+        client.send(&rest[2..]);
+        assert_eq!(client.response().status, 200);
+        let last = pod.last();
+        assert_eq!((&*last.body, last.header("expect").len()), (&body[..], 0));
+    }
+    // One that does not wait after all is not asked.
+    let eager = String::from_utf8(with_length(body)).unwrap();
+    client.send(eager.replace("host:", "expect: 100-continue\r\nhost:"));
+    assert_eq!(client.response().status, 200);
+    // One whose body is not wanted is told so instead.
+    let mut client = Client::connect(gateway.address);
+    client.send(head("expect: 100-continue\r\ncontent-length: 1025\r\n"));
+    client.response().assert_error(413, "request_too_large", None);
+    // HTTP/1.0 knows no such answer.
+    let mut client = Client::connect(gateway.address);
+    let old =
+        head("expect: 100-continue\r\ncontent-length: 16\r\n").replace("HTTP/1.1", "HTTP/1.0");
+    client.send(old);
+    assert!(client.is_silent(Duration::from_millis(100)));
+    client.send(body);
+    assert_eq!(client.response().status, 200);
+}
+
+fn refused_as_too_large(response: &Response) {
+    response.assert_error(413, "request_too_large", None);
+    assert!(response.text().contains("307200 bytes"), "{}", response.text());
+    assert!(response.text().contains("maxRequestBodyBytes"));
+}
+
+/// A JSON body of so many bytes, its model at the end.
+fn filled(length: usize) -> Vec<u8> {
+    let (start, end) = (r#"{"x":""#, r#"","model":"base"}"#);
+    let filler = "y".repeat(length - start.len() - end.len());
+    format!("{start}{filler}{end}").into_bytes()
+}
+
+/// The head of a POST with these header lines.
+fn head(lines: &str) -> String {
+    format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\n{lines}\r\n")
+}
+
+fn with_length(body: &[u8]) -> Vec<u8> {
+    [head(&format!("content-length: {}\r\n", body.len())).as_bytes(), body].concat()
+}
+
+fn chunked(body: &[u8], most: usize) -> Vec<u8> {
+    let mut message = head("transfer-encoding: chunked\r\n").into_bytes();
+    for piece in body.chunks(most) {
+        message.extend_from_slice(format!("{:X}\r\n", piece.len()).as_bytes());
+        message.extend_from_slice(piece);
+        message.extend_from_slice(b"\r\n");
+    }
+    message.extend_from_slice(b"0\r\n\r\n");
+    message
+}
+
+/// A transcription's form.
+fn form(boundary: &str, model: &str, file: &[u8], model_first: bool) -> Vec<u8> {
+    let model = format!(
+        "--{boundary}\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{model}\r\n"
+    );
+    let file = [
+        format!(
+            "--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\
+             Content-Type: audio/wav\r\n\r\n"
+        )
+        .as_bytes(),
+        file,
+        b"\r\n",
+    ]
+    .concat();
+    let parts = if model_first { [model.into(), file] } else { [file, model.into()] };
+    [&parts.concat()[..], format!("--{boundary}--\r\n").as_bytes()].concat()
+}
+
+fn form_message(boundary: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: g\r\n\
+         Content-Type: multipart/form-data; boundary={boundary}\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
+const CHAT: &str = "/v1/chat/completions";
