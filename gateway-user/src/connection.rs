@@ -1,6 +1,5 @@
 //! A client's connection: one request after the other, each through the phases of the crate's front page.
 
-use std::io;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -115,7 +114,7 @@ async fn request(client: &mut Client, head: Head, worker: &Worker) -> bool {
                         keep_alive,
                         to_head,
                     );
-                    write(client, &response).await.is_ok() && keep_alive
+                    answer_locally(client, &response, keep_alive, worker).await
                 }
                 Err(refusal) => refuse(client, &refusal, &id, keep_alive, to_head, worker).await,
             }
@@ -214,7 +213,18 @@ async fn refuse(
     worker.gateway.counted.refused(refusal.reason());
     let keep_alive = keep_alive && !refusal.close;
     let response = refusal.response(id, keep_alive, to_head);
-    if write(client, &response).await.is_err() {
+    answer_locally(client, &response, keep_alive, worker).await
+}
+
+/// Writes a response of the gateway's own. Returns whether the connection goes on.
+async fn answer_locally(
+    client: &mut Client,
+    response: &[u8],
+    keep_alive: bool,
+    worker: &Worker,
+) -> bool {
+    let written = timeout(LOCAL_WRITE, client.write(response)).await;
+    if !matches!(written, Ok(Ok(()))) {
         return false;
     }
     if !keep_alive {
@@ -223,17 +233,10 @@ async fn refuse(
     keep_alive
 }
 
-async fn write(client: &mut Client, response: &[u8]) -> io::Result<()> {
-    match timeout(LOCAL_WRITE, client.write(response)).await {
-        Ok(written) => written,
-        Err(_) => Err(io::ErrorKind::TimedOut.into()),
-    }
-}
-
 /// Characters of a path that an error quotes.
 const PATH_SHOWN: usize = 200;
 
-/// How much of a refused request is read and thrown away, so that the refusal reaches the client.
+/// How much of a request that is not wanted is read and thrown away, so that the answer reaches the client.
 const LINGER_BYTES: usize = 64 * 1024 * 1024;
 
 /// How long that may take.
