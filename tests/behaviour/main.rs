@@ -2,6 +2,7 @@
 
 mod bodies;
 mod framing;
+mod http;
 mod models;
 mod recorder;
 mod requests;
