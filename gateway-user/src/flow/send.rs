@@ -108,6 +108,10 @@ async fn attempt(
     worker: &Worker,
 ) -> Result<Answer, Failure> {
     let (mut reader, writer) = upstream.stream.split();
+    // Runs from here: a pod that has been stopped takes no large body either.
+    let within = worker.limits().first_byte_timeout;
+    let deadline = sleep_until(Instant::now() + within);
+    tokio::pin!(deadline);
     // A pod may answer, and close, without having read all of a large body. What it has to say is read
     // below; if that is nothing, reading fails as well.
     let early = tokio::select! {
@@ -115,11 +119,9 @@ async fn attempt(
         written = write_all(&writer, [&request.head, &request.body]) => written.is_err(),
         _ = reader.readable(), if request.body.len() > EARLY_ANSWER => true,
         () = watch.gone() => return Err(Failure::ClientGone),
+        () = &mut deadline => return Err(Failure::Timeout(within)),
     };
     let sent = Instant::now();
-    let within = worker.limits().first_byte_timeout;
-    let deadline = sleep_until(sent + within);
-    tokio::pin!(deadline);
     let mut held = Held::new(request.to_head);
     loop {
         let mut step = Ok(Verdict::Wait);
