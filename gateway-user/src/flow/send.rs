@@ -193,7 +193,11 @@ impl Held {
                 return Err(self.broke(None));
             }
             self.closed = true;
-            return self.judge();
+            return match self.judge()? {
+                // A stream that ends with its connection, and has said nothing, has not ended: it was cut.
+                Verdict::Release if self.is_mute_stream() => Err(self.broke(None)),
+                verdict => Ok(verdict),
+            };
         }
         if self.head.is_some() {
             self.body(bytes)?;
@@ -236,6 +240,14 @@ impl Held {
         self.raw.extend_from_slice(bytes.get(..used).unwrap_or(bytes));
         self.excess |= used < bytes.len();
         Ok(())
+    }
+
+    /// A stream of events of which nothing but comments has come.
+    fn is_mute_stream(&self) -> bool {
+        let Some(head) = &self.head else { return false };
+        head.until_close
+            && head.event_stream
+            && hold::judge(head.status, true, &self.payload, false) == Verdict::Wait
     }
 
     fn judge(&self) -> Result<Verdict, Failure> {
