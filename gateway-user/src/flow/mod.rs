@@ -8,6 +8,7 @@ pub mod hold;
 pub mod relay;
 pub mod send;
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -88,6 +89,7 @@ pub async fn exchange(
     let (reader, _) = stream.split();
     let mut watch = Watch { reader, input, scratch: &worker.scratch };
     let mut tried = Vec::new();
+    let mut attempts = 0;
     let mut place = match reserve(pool, &request, &tried) {
         Ok(place) => place,
         Err((refusal, rejection)) => {
@@ -115,32 +117,37 @@ pub async fn exchange(
         };
         note(pool, &place, &failure);
         tried.push(place.pod.id);
+        // Where nothing listens, nothing was sent and no time was lost: it must not keep the request from
+        // the pod that would have served it.
+        attempts += u32::from(!failure.as_ref().is_err_and(Failure::is_refused));
         // A pod that was silent for the whole time has cost the client its patience already.
-        let may_retry = (tried.len() as u32) < worker.limits().max_attempts
-            && !matches!(failure, Err(Failure::Timeout(_)));
-        match reserve(pool, &request, &tried) {
-            Ok(next) if may_retry => {
+        let may_retry =
+            attempts < worker.limits().max_attempts && !matches!(failure, Err(Failure::Timeout(_)));
+        let none = match may_retry.then(|| reserve(pool, &request, &tried)) {
+            Some(Ok(next)) => {
                 // The place at the pod that failed is given back here.
                 place = next;
+                continue;
             }
-            _ => {
-                return match failure {
-                    Ok(answer) => {
-                        pass(answer, place, tried.len() - 1, request, client, worker).await
-                    }
-                    Err(failure) => {
-                        let outcome = match failure {
-                            Failure::Timeout(_) => Outcome::TimedOut,
-                            _ => Outcome::PodError,
-                        };
-                        let refusal = refusal_for(&failure, &place.pod.name);
-                        let exchange =
-                            Exchange::without_answer(outcome, Some(&place.pod), tried.len() - 1);
-                        refuse(refusal, exchange, &request, client).await
-                    }
-                };
+            Some(Err(none)) => Some(none),
+            None => None,
+        };
+        let retries = tried.len() - 1;
+        let failure = match failure {
+            Ok(answer) => return pass(answer, place, retries, request, client, worker).await,
+            Err(failure) => failure,
+        };
+        let own = || refusal_for(&failure, &place.pod.name);
+        let (outcome, refusal, rejection) = match (&failure, none) {
+            // No pod was there to fail: it is as if all had been known to be out of reach, or full.
+            (Failure::Connect(_), Some((refusal, rejection))) => {
+                (Outcome::Rejected, refusal, Some(rejection))
             }
-        }
+            (Failure::Timeout(_), _) => (Outcome::TimedOut, own(), None),
+            _ => (Outcome::PodError, own(), None),
+        };
+        let exchange = Exchange::without_answer(outcome, Some(&place.pod), retries);
+        return refuse(refusal, Exchange { rejection, ..exchange }, &request, client).await;
     }
 }
 
@@ -275,6 +282,13 @@ impl Exchange {
             first_written: None,
             last_received: None,
         }
+    }
+}
+
+impl Failure {
+    /// Nothing listened there.
+    fn is_refused(&self) -> bool {
+        matches!(self, Self::Connect(error) if error.kind() == io::ErrorKind::ConnectionRefused)
     }
 }
 
