@@ -168,9 +168,11 @@ fn note(pool: &Pool, place: &Place, failure: &Result<Answer, Failure>) {
         Ok(Answer { trouble: Some(Trouble::Stopping), .. }) => {
             pool.eject(pod.id, "its engine is stopping or dead", false, now);
         }
-        // Being full says nothing about the pod's health.
-        Ok(Answer { head, .. }) => {
-            pod.failed();
+        Ok(Answer { head, trouble, .. }) => {
+            // Being full says nothing about the pod's health.
+            if *trouble == Some(Trouble::Broken) {
+                pod.failed();
+            }
             debug!(pool = %pool.name, pod = %pod.name, status = head.status, "pod refused a request");
             return;
         }
@@ -231,6 +233,8 @@ async fn pass(
     drop((head, body, reserved));
     let (status, stream) = (answer.head.status, answer.head.event_stream);
     let (sent, first_received) = (answer.sent, answer.received);
+    // What was wrong before the content has been counted.
+    let was_fine = answer.trouble.is_none();
     let Client { stream: socket, input } = &mut *client;
     let (reader, writer) = socket.split();
     let watch = Watch { reader, input, scratch: &worker.scratch };
@@ -242,7 +246,7 @@ async fn pass(
     if stream && outcome == Outcome::Ok && tail.has_error_event() {
         outcome = Outcome::PodError;
     }
-    if matches!(outcome, Outcome::PodError | Outcome::Aborted | Outcome::TimedOut) {
+    if was_fine && matches!(outcome, Outcome::PodError | Outcome::Aborted | Outcome::TimedOut) {
         place.pod.failed();
     }
     Exchange {
