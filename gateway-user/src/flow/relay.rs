@@ -66,8 +66,8 @@ pub async fn relay(
     let first_written = Instant::now();
     let mut end = match written {
         Ok(Ok(())) => None,
-        Ok(Err(_)) => Some(Outcome::ClientGone),
-        Err(_) => Some(Outcome::TimedOut),
+        // Failed, or not taken for so long: a client that does not read is as good as gone.
+        Ok(Err(_)) | Err(_) => Some(Outcome::ClientGone),
     };
 
     let idle = sleep_until(first_written + pause);
@@ -128,8 +128,7 @@ pub async fn relay(
             biased;
             written = write => end = match written {
                 Ok(Ok(())) => None,
-                Ok(Err(_)) => Some(Outcome::ClientGone),
-                Err(_) => Some(Outcome::TimedOut),
+                Ok(Err(_)) | Err(_) => Some(Outcome::ClientGone),
             },
             () = watch.gone() => end = Some(Outcome::ClientGone),
         }
