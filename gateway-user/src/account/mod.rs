@@ -33,8 +33,10 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
     let Exchanged { exchange, pool, id, started, ready } = done;
     let now = Instant::now();
     let usage = exchange.tail.usage();
-    // Without usage, an event stands for a token; the first has been counted with the prefill.
-    let tokens = usage.completion_tokens.or_else(|| exchange.stream.then_some(exchange.chunks));
+    // Without usage, a chunk of a stream stands for a token. A stream that is not chunked tells nothing, and
+    // nothing known is not 0.
+    let counted = Some(exchange.chunks).filter(|chunks| exchange.stream && *chunks > 0);
+    let tokens = usage.completion_tokens.or(counted);
     if let (Some(pod), Some(tokens)) = (&exchange.pod, tokens) {
         pod.generated(tokens);
     }

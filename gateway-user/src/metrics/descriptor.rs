@@ -89,7 +89,7 @@ describe! {
     POOL_TPOT: Histogram "pool_time_per_output_token_seconds" ["pool"];
     /// Prompt tokens, as pods counted them.
     POOL_PROMPT_TOKENS: Counter "pool_prompt_tokens" ["pool"];
-    /// Tokens generated, as pods counted them.
+    /// Tokens generated, as pods counted them, or chunks of a stream that does not tell.
     POOL_GENERATION_TOKENS: Counter "pool_generation_tokens" ["pool"];
     /// Prompt tokens of one request.
     POOL_REQUEST_PROMPT_TOKENS: Histogram "pool_request_prompt_tokens" ["pool"];
