@@ -9,6 +9,8 @@ use crate::flow::hold::is_error_event;
 #[derive(Clone, Debug, Default)]
 pub struct Tail {
     bytes: Vec<u8>,
+    /// There was an error event in what has been trimmed.
+    failed: bool,
 }
 
 /// What an engine says about the tokens of a request.
@@ -23,9 +25,15 @@ pub struct Usage {
 impl Tail {
     /// Takes the next bytes of the payload.
     pub fn push(&mut self, payload: &[u8]) {
+        // Of one that is longer than what is kept only the middle would be left. Engines write an event in a
+        // chunk of its own, so that it begins a payload.
+        if payload.len() > KEPT {
+            self.failed |= is_error_event(payload) == Some(true);
+        }
         let payload = payload.get(payload.len().saturating_sub(KEPT)..).unwrap_or_default();
         // Trimmed at twice the size, so that a byte is moved once on average.
         if self.bytes.len() + payload.len() > 2 * KEPT {
+            self.failed |= self.has_error_event();
             let keep = KEPT.saturating_sub(payload.len());
             self.bytes.drain(..self.bytes.len().saturating_sub(keep));
         }
@@ -54,16 +62,17 @@ impl Tail {
         Usage::default()
     }
 
-    /// Whether one of the last events of a stream is an engine's error. vLLM ends a stream whose engine has
-    /// died cleanly, with `[DONE]` behind the error.
+    /// Whether one of the events of a stream is an engine's error. vLLM ends a stream whose engine has died
+    /// cleanly, with `[DONE]` behind the error.
     pub fn has_error_event(&self) -> bool {
-        memchr::memmem::find_iter(&self.bytes, b"data:").any(|at| {
-            let at_line_start = match at.checked_sub(1) {
-                None => true,
-                Some(before) => matches!(self.bytes.get(before), Some(b'\n' | b'\r')),
-            };
-            at_line_start && self.bytes.get(at..).and_then(is_error_event) == Some(true)
-        })
+        self.failed
+            || memchr::memmem::find_iter(&self.bytes, b"data:").any(|at| {
+                let at_line_start = match at.checked_sub(1) {
+                    None => true,
+                    Some(before) => matches!(self.bytes.get(before), Some(b'\n' | b'\r')),
+                };
+                at_line_start && self.bytes.get(at..).and_then(is_error_event) == Some(true)
+            })
     }
 }
 
@@ -161,6 +170,21 @@ data: {"choices":[],"usage":null}
             ("data: {\"id\":1,\"error\":null}\n\n", false),
         ] {
             assert_eq!(tail(&[text]).has_error_event(), failed, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_error_event_of_any_length_is_seen() {
+        for length in [100, 900, 1100, 2000, 3000, 70_000] {
+            let long = "x".repeat(length);
+            let event = format!("data: {{\"error\": {{\"message\": \"{long}\"}}}}\n\n");
+            for size in [event.len(), 700, 1500] {
+                let mut tail = tail(&["data: {\"id\":1}\n\n"]);
+                event.as_bytes().chunks(size).for_each(|piece| tail.push(piece));
+                tail.push(b"data: [DONE]\n\n");
+                assert!(tail.has_error_event(), "{length} in pieces of {size}");
+                assert!(tail.bytes.len() <= 2 * KEPT);
+            }
         }
     }
 }
