@@ -253,6 +253,8 @@ impl Pool {
             entry.observed = (reading.engine != EngineKind::Unknown).then_some(now);
             let was_ready = entry.ready(now);
             entry.trouble = match reading.engine {
+                // A pod that is shutting down tells its load as if nothing were the matter.
+                _ if entry.is_refusing(now) => entry.trouble.take(),
                 _ if reading.asleep => Some("its engine is asleep".into()),
                 EngineKind::Unknown => Some("its metrics are of no known model server".into()),
                 _ => None,
@@ -410,6 +412,11 @@ impl Entry {
                 Reach::Down => false,
                 Reach::Ejected { until, .. } => now >= until,
             }
+    }
+
+    /// It is out for a reason that no scrape shows.
+    fn is_refusing(&self, now: Instant) -> bool {
+        matches!(self.reach, Reach::Ejected { silent: false, until, .. } if now < until)
     }
 
     /// A scrape was answered, whatever the answer. One from another port proves nothing about the port that
