@@ -125,10 +125,10 @@ enum Reach {
     /// `misses` scrapes in a row timed out.
     Doubtful { misses: u32 },
     /// Nothing listens there, by a scrape. The next scrape that is answered brings it back.
-    Down,
+    Down { since: Instant },
     /// A request failed there in a way that the next would too. It is tried again from `until` on; an
     /// answered scrape brings it back at once if the failure was that nothing listened.
-    Ejected { until: Instant, times: u32, silent: bool },
+    Ejected { since: Instant, until: Instant, times: u32, silent: bool },
 }
 
 impl Pool {
@@ -295,10 +295,10 @@ impl Pool {
                     entry.forget();
                     entry.loaded.clear();
                     if same_port {
-                        entry.reach = Reach::Down;
+                        entry.reach = Reach::Down { since: now };
                     }
                 }
-                _ if same_port => entry.missed(),
+                _ if same_port => entry.missed(now),
                 _ => {}
             }
             was_ready && !entry.ready(now)
@@ -311,22 +311,32 @@ impl Pool {
         self.update(id, |entry| {
             entry.pod.failed();
             let times = match entry.reach {
+                // Of requests that were under way together each finds the same, once.
+                Reach::Ejected { until, .. } if now < until => return false,
+                // A scrape has found it before, and a scrape will find its end.
+                Reach::Down { .. } => return false,
                 Reach::Ejected { times, .. } => times.saturating_add(1),
-                _ => 0,
+                Reach::Up | Reach::Doubtful { .. } => 0,
             };
             let pause = EJECT_FIRST.saturating_mul(1 << times.min(8)).min(EJECT_MOST);
-            entry.reach = Reach::Ejected { until: now + pause, times, silent };
+            entry.reach = Reach::Ejected { since: now, until: now + pause, times, silent };
             entry.trouble = Some(why.to_owned());
             false
         });
     }
 
-    /// A request was answered by a pod: whatever was suspected, it serves.
-    pub fn served(&self, id: PodId) {
+    /// A request that had been written at `sent` was answered by a pod: whatever was suspected before, it
+    /// serves. A pod that is shutting down still answers the requests that it has taken, so an older one says
+    /// nothing of the next.
+    pub fn served(&self, id: PodId, sent: Instant) {
         self.update(id, |entry| {
-            if !matches!(entry.reach, Reach::Up) {
-                entry.reach = Reach::Up;
-                entry.trouble = None;
+            match entry.reach {
+                Reach::Up => {}
+                Reach::Down { since } | Reach::Ejected { since, .. } if sent <= since => {}
+                _ => {
+                    entry.reach = Reach::Up;
+                    entry.trouble = None;
+                }
             }
             false
         });
@@ -409,7 +419,7 @@ impl Entry {
         !self.asleep
             && match self.reach {
                 Reach::Up | Reach::Doubtful { .. } => true,
-                Reach::Down => false,
+                Reach::Down { .. } => false,
                 Reach::Ejected { until, .. } => now >= until,
             }
     }
@@ -430,13 +440,16 @@ impl Entry {
     }
 
     /// A scrape was not answered, though something may listen.
-    fn missed(&mut self) {
+    fn missed(&mut self, now: Instant) {
         let misses = match self.reach {
             Reach::Up => 1,
             Reach::Doubtful { misses } => misses.saturating_add(1),
-            Reach::Down | Reach::Ejected { .. } => return,
+            Reach::Down { .. } | Reach::Ejected { .. } => return,
         };
-        self.reach = if misses < MISSES_TO_DOWN { Reach::Doubtful { misses } } else { Reach::Down };
+        self.reach = match misses {
+            ..MISSES_TO_DOWN => Reach::Doubtful { misses },
+            _ => Reach::Down { since: now },
+        };
     }
 
     fn forget(&mut self) {
