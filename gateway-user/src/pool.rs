@@ -115,6 +115,8 @@ struct Entry {
     asleep: bool,
     reach: Reach,
     trouble: Option<String>,
+    /// Requests in a row that broke off before any content.
+    broken: u32,
 }
 
 /// Whether a pod can be reached, as far as is known.
@@ -157,6 +159,7 @@ impl Pool {
                 asleep: false,
                 reach: Reach::Up,
                 trouble: None,
+                broken: 0,
             })
             .collect();
         Self {
@@ -310,19 +313,24 @@ impl Pool {
     pub fn eject(&self, id: PodId, why: &str, silent: bool, now: Instant) {
         self.update(id, |entry| {
             entry.pod.failed();
-            let times = match entry.reach {
-                // Of requests that were under way together each finds the same, once.
-                Reach::Ejected { until, .. } if now < until => return false,
-                // A scrape has found it before, and a scrape will find its end.
-                Reach::Down { .. } => return false,
-                Reach::Ejected { times, .. } => times.saturating_add(1),
-                Reach::Up | Reach::Doubtful { .. } => 0,
-            };
-            let pause = EJECT_FIRST.saturating_mul(1 << times.min(8)).min(EJECT_MOST);
-            entry.reach = Reach::Ejected { since: now, until: now + pause, times, silent };
-            entry.trouble = Some(why.to_owned());
+            entry.eject(why, silent, now);
             false
         });
+    }
+
+    /// A request broke off at a pod before any content. Once is chance; a pod where every request breaks is
+    /// the emptiest of all, and would draw each request first. The last one that is left stays: there is
+    /// nothing better, and it may be the requests that are at fault.
+    pub fn broke(&self, id: PodId, why: &str, now: Instant) {
+        let mut inner = self.inner.lock();
+        let others = inner.pods.iter().any(|entry| entry.pod.id != id && entry.ready(now));
+        let Some(entry) = inner.pods.iter_mut().find(|entry| entry.pod.id == id) else { return };
+        entry.pod.failed();
+        entry.broken = entry.broken.saturating_add(1);
+        if others && entry.broken >= BROKEN_TO_EJECT {
+            let why = format!("{} requests in a row failed: {why}", entry.broken);
+            entry.eject(&why, false, now);
+        }
     }
 
     /// A request that had been written at `sent` was answered by a pod: whatever was suspected before, it
@@ -330,6 +338,7 @@ impl Pool {
     /// nothing of the next.
     pub fn served(&self, id: PodId, sent: Instant) {
         self.update(id, |entry| {
+            entry.broken = 0;
             match entry.reach {
                 Reach::Up => {}
                 Reach::Down { since } | Reach::Ejected { since, .. } if sent <= since => {}
@@ -424,6 +433,20 @@ impl Entry {
             }
     }
 
+    fn eject(&mut self, why: &str, silent: bool, now: Instant) {
+        let times = match self.reach {
+            // Of requests that were under way together each finds the same, once.
+            Reach::Ejected { until, .. } if now < until => return,
+            // A scrape has found it before, and a scrape will find its end.
+            Reach::Down { .. } => return,
+            Reach::Ejected { times, .. } => times.saturating_add(1),
+            Reach::Up | Reach::Doubtful { .. } => 0,
+        };
+        let pause = EJECT_FIRST.saturating_mul(1 << times.min(8)).min(EJECT_MOST);
+        self.reach = Reach::Ejected { since: now, until: now + pause, times, silent };
+        self.trouble = Some(why.to_owned());
+    }
+
     /// It is out for a reason that no scrape shows.
     fn is_refusing(&self, now: Instant) -> bool {
         matches!(self.reach, Reach::Ejected { silent: false, until, .. } if now < until)
@@ -481,6 +504,9 @@ static NEXT_POD: AtomicU32 = AtomicU32::new(1);
 
 /// Scrapes in a row that must time out before a pod counts as gone: one slow answer is no outage.
 const MISSES_TO_DOWN: u32 = 3;
+
+/// Requests in a row that must break off before a pod gets no more for a while.
+const BROKEN_TO_EJECT: u32 = 3;
 
 /// How long a pod gets no requests after a failed one; doubled each time in a row.
 const EJECT_FIRST: Duration = Duration::from_millis(500);

@@ -179,7 +179,8 @@ fn note(pool: &Pool, place: &Place, failure: &Result<Answer, Failure>) {
         Err(Failure::Connect(error)) => {
             pool.eject(pod.id, &format!("connecting failed: {error}"), true, now);
         }
-        Err(_) => pod.failed(),
+        Err(Failure::Timeout(_) | Failure::ClientGone) => pod.failed(),
+        Err(failure) => pool.broke(pod.id, &failure.to_string(), now),
     }
     let what = match failure {
         Ok(_) => "its engine is stopping or dead".to_owned(),
