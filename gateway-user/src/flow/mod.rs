@@ -191,10 +191,9 @@ fn note(pool: &Pool, place: &Place, failure: &Result<Answer, Failure>) {
 
 fn refusal_for(failure: &Failure, pod: &str) -> Refusal {
     match failure {
-        Failure::Timeout(after) => Refusal::pod_timeout(format!(
-            "Pod `{pod}` did not begin to answer within {} s.",
-            after.as_secs()
-        )),
+        Failure::Timeout(after) => {
+            Refusal::pod_timeout(format!("Pod `{pod}` did not begin to answer within {after:?}."))
+        }
         _ => Refusal::pod_failed(format!(
             "Pod `{pod}` failed ({failure}), and no other pod could take over."
         )),
@@ -309,7 +308,7 @@ impl std::fmt::Display for Failure {
                 write!(f, "the connection broke before any content: {error}")
             }
             Self::Nonsense(what) => write!(f, "it does not speak HTTP/1.1: {what}"),
-            Self::Timeout(after) => write!(f, "no answer within {} s", after.as_secs()),
+            Self::Timeout(after) => write!(f, "no answer within {after:?}"),
         }
     }
 }
