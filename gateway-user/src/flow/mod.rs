@@ -27,6 +27,7 @@ use crate::gateway::Memory;
 use crate::listen::Worker;
 use crate::metrics::{Outcome, Path, PathReason, Rejection};
 use crate::pool::{Ask, Place, Pod, PodId, Pool};
+use crate::schedule::NoPod;
 
 /// A request that is ready to be sent.
 #[derive(Debug)]
@@ -156,8 +157,14 @@ fn reserve(
     request: &Request<'_>,
     tried: &[PodId],
 ) -> Result<Place, (Refusal, Rejection)> {
-    pool.reserve(Ask { adapter: request.adapter, tried }, Instant::now())
-        .map_err(|none| admit::refusal(pool, none))
+    pool.reserve(Ask { adapter: request.adapter, tried }, Instant::now()).map_err(|none| {
+        let none = match none {
+            // Those that were tried may be out by now for that very reason.
+            NoPod::Empty if !tried.is_empty() => NoPod::Exhausted,
+            none => none,
+        };
+        admit::refusal(pool, none)
+    })
 }
 
 /// What a failure says about the pod, and the log line of it.
