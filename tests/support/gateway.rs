@@ -150,6 +150,20 @@ impl Gateway {
             .find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.trim().parse().ok())
     }
 
+    /// Waits until a sample of `/metrics` has this value: a request is counted a moment after its client
+    /// has seen its end.
+    pub fn wait_metric(&self, sample: &str, value: f64) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = self.metric(sample);
+            if found == Some(value) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{sample} is {found:?} and not {value}");
+            thread::sleep(TICK);
+        }
+    }
+
     /// The body of an admin page that answers 200.
     pub fn get(&self, path: &str) -> Option<String> {
         let mut stream = TcpStream::connect_timeout(&self.admin, PATIENCE).ok()?;

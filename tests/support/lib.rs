@@ -1,5 +1,6 @@
 //! What the tests share: [`gateway`] starts the real binary, [`client`] says and sees every byte, [`engine`] is a
-//! simulated model server, [`netns`] a network of a test's own, [`bench`] what the benchmarks have in common.
+//! simulated model server, [`pod`] one that a test writes by hand, [`netns`] a network of a test's own, [`bench`]
+//! what the benchmarks have in common.
 
 #![allow(
     clippy::expect_used,
@@ -15,3 +16,4 @@ pub mod client;
 pub mod engine;
 pub mod gateway;
 pub mod netns;
+pub mod pod;
