@@ -118,6 +118,30 @@ impl Framing {
         Ok(Advance { consumed: input.len().saturating_sub(rest.len()), payload: 0 })
     }
 
+    /// Consumes all of `input` that belongs to the body, and hands on each run of payload. Returns how many
+    /// bytes that were.
+    ///
+    /// # Errors
+    /// As [`Framing::advance`].
+    pub fn run(
+        &mut self,
+        input: &[u8],
+        mut payload: impl FnMut(&[u8]),
+    ) -> Result<usize, Malformed> {
+        let mut rest = input;
+        loop {
+            let step = self.advance(rest)?;
+            let (taken, behind) = rest.split_at_checked(step.consumed).unwrap_or((rest, &[]));
+            if step.payload > 0 {
+                payload(taken.get(step.consumed - step.payload..).unwrap_or_default());
+            }
+            if step.consumed == 0 {
+                return Ok(input.len() - rest.len());
+            }
+            rest = behind;
+        }
+    }
+
     /// Steps over payload: how many of the next `available` bytes are payload. 0 when the next byte is
     /// framing, or none is left.
     #[inline(always)]

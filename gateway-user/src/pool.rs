@@ -25,7 +25,7 @@ pub struct Pool {
     pub name: Arc<str>,
     /// The base model, as clients name it.
     pub model: Arc<str>,
-    /// Other names for the base model.
+    /// Other names that the pods know the base model by.
     pub aliases: Vec<Arc<str>>,
     /// Adapters that the configuration names.
     pub adapters: Vec<Arc<str>>,
@@ -96,6 +96,15 @@ pub struct PodStatus {
     pub trouble: Option<String>,
 }
 
+/// What a scrape that was not answered takes away.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Lost {
+    /// The pod is out of reach from now on, and was not before.
+    pub reach: bool,
+    /// Adapters that it had listed.
+    pub adapters: bool,
+}
+
 #[derive(Debug)]
 struct Inner {
     pods: Vec<Entry>,
@@ -113,6 +122,8 @@ struct Entry {
     active: Vec<Box<str>>,
     loaded: Vec<Arc<str>>,
     asleep: bool,
+    /// When it last answered a request.
+    served: Option<Instant>,
     reach: Reach,
     trouble: Option<String>,
     /// Requests in a row that broke off before any content.
@@ -157,6 +168,7 @@ impl Pool {
                 active: Vec::new(),
                 loaded: Vec::new(),
                 asleep: false,
+                served: None,
                 reach: Reach::Up,
                 trouble: None,
                 broken: 0,
@@ -251,10 +263,10 @@ impl Pool {
             entry.signals = reading.signals;
             entry.engine = Some(reading.engine);
             entry.active = reading.adapters_active;
+            let was_ready = entry.ready(now);
             entry.asleep = reading.asleep;
             // Of metrics that nobody knows, nothing is known.
             entry.observed = (reading.engine != EngineKind::Unknown).then_some(now);
-            let was_ready = entry.ready(now);
             entry.trouble = match reading.engine {
                 // A pod that is shutting down tells its load as if nothing were the matter.
                 _ if entry.is_refusing(now) => entry.trouble.take(),
@@ -278,9 +290,10 @@ impl Pool {
         })
     }
 
-    /// A pod did not tell. Returns whether it is out of reach from now on, and was not before.
-    pub fn unobserved(&self, id: PodId, failure: &Failure, now: Instant) -> bool {
+    /// A pod did not tell.
+    pub fn unobserved(&self, id: PodId, failure: &Failure, now: Instant) -> Lost {
         let same_port = self.source.port.is_none();
+        let mut lost = Lost::default();
         self.update(id, |entry| {
             let was_ready = entry.ready(now);
             if failure.question == Question::Models {
@@ -296,6 +309,7 @@ impl Pool {
                 }
                 Cause::Refused => {
                     entry.forget();
+                    lost.adapters = !entry.loaded.is_empty();
                     entry.loaded.clear();
                     if same_port {
                         entry.reach = Reach::Down { since: now };
@@ -304,8 +318,10 @@ impl Pool {
                 _ if same_port => entry.missed(now),
                 _ => {}
             }
-            was_ready && !entry.ready(now)
-        })
+            lost.reach = was_ready && !entry.ready(now);
+            lost.reach
+        });
+        lost
     }
 
     /// A request failed at a pod in a way that the next one would too. `silent`: nothing listened there, so
@@ -336,9 +352,10 @@ impl Pool {
     /// A request that had been written at `sent` was answered by a pod: whatever was suspected before, it
     /// serves. A pod that is shutting down still answers the requests that it has taken, so an older one says
     /// nothing of the next.
-    pub fn served(&self, id: PodId, sent: Instant) {
+    pub fn served(&self, id: PodId, sent: Instant, now: Instant) {
         self.update(id, |entry| {
             entry.broken = 0;
+            entry.served = Some(now);
             match entry.reach {
                 Reach::Up => {}
                 Reach::Down { since } | Reach::Ejected { since, .. } if sent <= since => {}
@@ -469,9 +486,12 @@ impl Entry {
             Reach::Doubtful { misses } => misses.saturating_add(1),
             Reach::Down { .. } | Reach::Ejected { .. } => return,
         };
+        // A server that is busy with requests may be slow to tell its load: then its signals are old, and that
+        // is all.
+        let serves = self.served.is_some_and(|at| now.saturating_duration_since(at) < SERVES);
         self.reach = match misses {
-            ..MISSES_TO_DOWN => Reach::Doubtful { misses },
-            _ => Reach::Down { since: now },
+            MISSES_TO_DOWN.. if !serves => Reach::Down { since: now },
+            _ => Reach::Doubtful { misses },
         };
     }
 
@@ -504,6 +524,9 @@ static NEXT_POD: AtomicU32 = AtomicU32::new(1);
 
 /// Scrapes in a row that must time out before a pod counts as gone: one slow answer is no outage.
 const MISSES_TO_DOWN: u32 = 3;
+
+/// A pod that has answered a request in this time is there, however slow its metrics are.
+const SERVES: Duration = Duration::from_secs(10);
 
 /// Requests in a row that must break off before a pod gets no more for a while.
 const BROKEN_TO_EJECT: u32 = 3;

@@ -52,9 +52,11 @@ impl Sink for PodSink {
 
     fn failed(&self, failure: Failure) {
         self.pool.metrics.scrape_failed(reason(failure.cause));
-        if self.pool.unobserved(self.pod.id, &failure, Instant::now()) {
+        let lost = self.pool.unobserved(self.pod.id, &failure, Instant::now());
+        if lost.reach {
             warn!(pool = %self.pool.name, pod = %self.pod.name, "the pod is out of reach: {failure}");
-            // Its adapters have gone with it.
+        }
+        if lost.adapters {
             self.gateway.reroute();
         }
         self.changed.notify_one();

@@ -23,6 +23,8 @@ pub enum Trouble {
     Stopping,
     /// 502 or 504 of something before the pod.
     Broken,
+    /// Its engine failed this request; the next may fare better.
+    Failed,
 }
 
 /// Judges what has come so far. `payload` is the body's first bytes without chunk framing, at most
@@ -57,9 +59,29 @@ fn first_event(payload: &[u8], complete: bool) -> Verdict {
         return if enough { Verdict::Release } else { Verdict::Wait };
     }
     match is_error_event(rest) {
-        Some(true) => Verdict::Elsewhere(Trouble::Stopping),
+        Some(true) => match memchr::memchr2(b'\n', b'\r', rest) {
+            None if !enough => Verdict::Wait,
+            end => error_event(rest.get(..end.unwrap_or(rest.len())).unwrap_or_default()),
+        },
         None if !enough => Verdict::Wait,
         _ => Verdict::Release,
+    }
+}
+
+/// A stream that begins with an error: whose is it?
+fn error_event(event: &[u8]) -> Verdict {
+    if stopping(event) {
+        return Verdict::Elsewhere(Trouble::Stopping);
+    }
+    let data = event.strip_prefix(b"data:").unwrap_or_default();
+    let error = serde_json::from_slice::<serde_json::Value>(data).unwrap_or_default();
+    let error = error.get("error");
+    match error.and_then(|error| error.get("code")).and_then(serde_json::Value::as_u64) {
+        Some(429) => Verdict::Elsewhere(Trouble::Busy),
+        // The client's own fault: every pod would say the same, and none of them is to blame.
+        Some(400..=499) => Verdict::Release,
+        _ if error.is_some_and(serde_json::Value::is_null) => Verdict::Release,
+        _ => Verdict::Elsewhere(Trouble::Failed),
     }
 }
 
@@ -99,6 +121,8 @@ mod tests {
     use super::*;
 
     const STREAM_WAIT: Verdict = Verdict::Wait;
+    const DEAD: &str =
+        "data: {\"error\": {\"message\": \"EngineCore encountered an issue.\", \"code\": 500}}\n";
 
     fn stream(payload: &str) -> Verdict {
         judge(200, true, payload.as_bytes(), false)
@@ -118,10 +142,18 @@ mod tests {
             ("data: [DONE]\n\n", Verdict::Release),
             ("data: {\"err", STREAM_WAIT),
             ("da", STREAM_WAIT),
-            ("data: {\"error\": {\"message\"", Verdict::Elsewhere(Trouble::Stopping)),
-            ("data: {\"error\":{", Verdict::Elsewhere(Trouble::Stopping)),
-            ("data: { \"error\"", Verdict::Elsewhere(Trouble::Stopping)),
-            (": keep-alive\n\ndata:{\"error\"", Verdict::Elsewhere(Trouble::Stopping)),
+            ("data: {\"error\": {\"message\"", STREAM_WAIT),
+            ("data: { \"error\"", STREAM_WAIT),
+            (DEAD, Verdict::Elsewhere(Trouble::Stopping)),
+            (
+                "data:{\"error\":{\"message\":\"oom\",\"code\":500}}\n",
+                Verdict::Elsewhere(Trouble::Failed),
+            ),
+            (": keep-alive\n\ndata:{\"error\":\"oom\"}\n\n", Verdict::Elsewhere(Trouble::Failed)),
+            ("data: {\"error\":{\"code\":429}}\n\n", Verdict::Elsewhere(Trouble::Busy)),
+            // Whoever sends what no pod can answer must not take pod after pod away from the others.
+            ("data: {\"error\":{\"message\":\"bad\",\"code\":400}}\n\n", Verdict::Release),
+            ("data: {\"error\":null,\"choices\":[]}\n\n", Verdict::Release),
             ("data: {\"errors\":1}", Verdict::Release),
         ] {
             assert_eq!(stream(payload), verdict, "{payload:?}");

@@ -103,10 +103,19 @@ pub async fn exchange(
         let sent = send::send(&request, &place, &mut watch, worker).await;
         let failure = match sent {
             Ok(answer) if answer.trouble.is_none() => {
-                pool.served(place.pod.id, answer.sent);
+                pool.served(place.pod.id, answer.sent, Instant::now());
                 return pass(answer, place, tried.len(), request, client, worker).await;
             }
             Ok(answer) => Ok(answer),
+            Err(Failure::Local(error)) => {
+                warn!("connecting to a pod failed for want of the gateway's own: {error}");
+                let refusal = Refusal::overloaded(
+                    "out_of_sockets",
+                    "The gateway has no descriptor or port left to reach a pod. Try again later.",
+                );
+                let exchange = Exchange::without_answer(Outcome::Rejected, None, tried.len());
+                return refuse(refusal, exchange, &request, client).await;
+            }
             Err(Failure::ClientGone) => {
                 return Exchange::without_answer(
                     Outcome::ClientGone,
@@ -177,7 +186,7 @@ fn note(pool: &Pool, place: &Place, failure: &Result<Answer, Failure>) {
         }
         Ok(Answer { head, trouble, .. }) => {
             // Being full says nothing about the pod's health.
-            if *trouble == Some(Trouble::Broken) {
+            if matches!(trouble, Some(Trouble::Broken | Trouble::Failed)) {
                 pod.failed();
             }
             debug!(pool = %pool.name, pod = %pod.name, status = head.status, "pod refused a request");
@@ -186,7 +195,8 @@ fn note(pool: &Pool, place: &Place, failure: &Result<Answer, Failure>) {
         Err(Failure::Connect(error)) => {
             pool.eject(pod.id, &format!("connecting failed: {error}"), true, now);
         }
-        Err(Failure::Timeout(_) | Failure::ClientGone) => pod.failed(),
+        // The last two are no fault of the pod's, and are dealt with before.
+        Err(Failure::Timeout(_) | Failure::ClientGone | Failure::Local(_)) => pod.failed(),
         Err(failure) => pool.broke(pod.id, &failure.to_string(), now),
     }
     let what = match failure {
@@ -307,7 +317,7 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::ClientGone => f.write_str("the client left"),
-            Self::Connect(error) => write!(f, "connecting failed: {error}"),
+            Self::Connect(error) | Self::Local(error) => write!(f, "connecting failed: {error}"),
             Self::Broke { error: None, .. } => {
                 f.write_str("it closed the connection before any content")
             }

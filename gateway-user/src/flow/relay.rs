@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::account::tail::Tail;
 use crate::client::write_all;
 use crate::flow::head::ClientSide;
-use crate::flow::send::{Answer, Watch, run};
+use crate::flow::send::{Answer, Watch};
 use crate::listen::Worker;
 use crate::metrics::Outcome;
 use crate::pool::PodId;
@@ -52,7 +52,7 @@ pub async fn relay(
         out.extend_from_slice(&body);
     } else {
         // Held bytes are well formed: `answer` was made by running the same machine over them.
-        let _ = run(&mut head.framing.clone(), &body, |payload| out.extend_from_slice(payload));
+        let _ = head.framing.clone().run(&body, |payload| out.extend_from_slice(payload));
     }
     drop(body);
     let mut last_received = answer.received;
@@ -179,13 +179,15 @@ impl Piece<'_> {
         let mut payloads = Vec::new();
         let dechunk = self.dechunk;
         let tail = &mut *self.tail;
-        let used = run(self.framing, bytes, |payload| {
-            tail.push(payload);
-            if dechunk {
-                payloads.extend_from_slice(payload);
-            }
-        })
-        .map_err(|Malformed { .. }| Outcome::Aborted)?;
+        let used = self
+            .framing
+            .run(bytes, |payload| {
+                tail.push(payload);
+                if dechunk {
+                    payloads.extend_from_slice(payload);
+                }
+            })
+            .map_err(|Malformed { .. }| Outcome::Aborted)?;
         let more = used < bytes.len();
         let out = if dechunk { &payloads } else { bytes.get(..used).unwrap_or(bytes) };
         if out.is_empty() {

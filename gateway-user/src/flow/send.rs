@@ -55,10 +55,23 @@ pub enum Failure {
         /// A byte of an answer had come.
         received: bool,
     },
+    /// The gateway has no descriptor, port or memory for a connection: no pod's fault.
+    Local(io::Error),
     /// What came is not HTTP/1.1.
     Nonsense(String),
     /// Nothing came in time.
     Timeout(Duration),
+}
+
+impl Failure {
+    fn of_connecting(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(
+                libc::EADDRNOTAVAIL | libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM,
+            ) => Self::Local(error),
+            _ => Self::Connect(error),
+        }
+    }
 }
 
 /// The client's side of an exchange, watched while the pod works.
@@ -95,7 +108,7 @@ pub async fn send(
     }
     let connect = worker.upstreams.connect(&place.pod, worker.limits().connect_timeout);
     let fresh = tokio::select! {
-        connected = connect => connected.map_err(Failure::Connect)?,
+        connected = connect => connected.map_err(Failure::of_connecting)?,
         () = watch.gone() => return Err(Failure::ClientGone),
     };
     attempt(request, fresh, watch, worker).await
@@ -231,12 +244,14 @@ impl Held {
 
     fn body(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let (payload, tail) = (&mut self.payload, &mut self.tail);
-        let used = run(&mut self.framing, bytes, |piece| {
-            let room = ENOUGH.saturating_sub(payload.len());
-            payload.extend_from_slice(piece.get(..room).unwrap_or(piece));
-            tail.push(piece);
-        })
-        .map_err(|Malformed { at }| Failure::Nonsense(format!("broken chunks ({at:?})")))?;
+        let used = self
+            .framing
+            .run(bytes, |piece| {
+                let room = ENOUGH.saturating_sub(payload.len());
+                payload.extend_from_slice(piece.get(..room).unwrap_or(piece));
+                tail.push(piece);
+            })
+            .map_err(|Malformed { at }| Failure::Nonsense(format!("broken chunks ({at:?})")))?;
         self.raw.extend_from_slice(bytes.get(..used).unwrap_or(bytes));
         self.excess |= used < bytes.len();
         Ok(())
@@ -255,26 +270,6 @@ impl Held {
         // Framing may be larger than what it frames: what is held is bounded either way.
         let complete = self.closed || self.framing.is_done() || self.raw.len() > 4 * ENOUGH;
         Ok(hold::judge(head.status, head.event_stream, &self.payload, complete))
-    }
-}
-
-/// Runs the framing over `bytes`, hands every piece of payload on, and returns how many bytes belong to the
-/// body.
-pub fn run(
-    framing: &mut Framing,
-    bytes: &[u8],
-    mut payload: impl FnMut(&[u8]),
-) -> Result<usize, Malformed> {
-    let mut used = 0;
-    loop {
-        let step = framing.advance(bytes.get(used..).unwrap_or_default())?;
-        used += step.consumed;
-        if step.payload > 0 {
-            payload(bytes.get(used - step.payload..used).unwrap_or_default());
-        }
-        if step.consumed == 0 {
-            return Ok(used);
-        }
     }
 }
 

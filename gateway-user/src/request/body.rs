@@ -1,14 +1,12 @@
 //! Reads a request's body into bounded memory, and finds the model in it while it arrives.
 
 use bytes::BufMut;
-use gateway_common::framing::{Framing, Malformed};
+use gateway_common::framing::Framing;
 use tokio::io::AsyncReadExt as _;
-use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::client::Client;
 use crate::error::Refusal;
-use crate::flow::send::run;
 use crate::gateway::Memory;
 use crate::listen::Worker;
 use crate::request::head::{BodyLength, Head};
@@ -52,31 +50,143 @@ pub async fn read_body(
         }
         _ => {}
     }
-    let mut finder = Finder::for_head(head)?;
+    let finder = Finder::for_head(head)?;
+    let patience = worker.limits().body_timeout;
     if head.expects_continue && client.input.is_empty() {
-        let go =
-            timeout(worker.limits().body_timeout, client.write(b"HTTP/1.1 100 Continue\r\n\r\n"));
+        let go = timeout(patience, client.write(b"HTTP/1.1 100 Continue\r\n\r\n"));
         if !matches!(go.await, Ok(Ok(()))) {
             return Ok(None);
         }
     }
-    let mut bytes = Vec::new();
-    let mut reserved = worker.gateway.memory();
+    let mut incoming = Incoming {
+        client,
+        worker,
+        finder,
+        bytes: Vec::new(),
+        reserved: worker.gateway.memory(),
+        due: Instant::now() + patience,
+        wanted: STEP,
+    };
     let whole = match head.body {
-        BodyLength::Known(length) => {
-            // Checked against the cap, which is a usize.
-            let length = length as usize;
-            read_known(client, length, &mut bytes, &mut finder, &mut reserved, worker).await?
-        }
-        BodyLength::Chunked => {
-            read_chunked(client, cap, &mut bytes, &mut finder, &mut reserved, worker).await?
-        }
+        // Checked against the cap, which is a usize.
+        BodyLength::Known(length) => incoming.known(length as usize).await?,
+        BodyLength::Chunked => incoming.chunked(cap).await?,
     };
     if !whole {
         return Ok(None);
     }
+    let Incoming { finder, bytes, reserved, .. } = incoming;
     let fields = finder.finish().map_err(|fault| refusal(&fault))?;
     Ok(Some(Body { bytes, fields, reserved }))
+}
+
+/// A body on its way in.
+struct Incoming<'a> {
+    client: &'a mut Client,
+    worker: &'a Worker,
+    finder: Finder,
+    bytes: Vec<u8>,
+    reserved: Memory,
+    /// When there must be `wanted` bytes. A pause within the limit before each byte would hold a connection
+    /// and its memory for ever.
+    due: Instant,
+    wanted: usize,
+}
+
+impl Incoming<'_> {
+    /// Reads a body of `length` bytes. `false`: the client left.
+    async fn known(&mut self, length: usize) -> Result<bool, Refusal> {
+        let ready = self.client.input.len().min(length);
+        self.make_room(ready, length)?;
+        self.bytes.extend_from_slice(self.client.input.get(..ready).unwrap_or_default());
+        self.client.consume(ready);
+        // A fault in a body that is here whole leaves the connection in order.
+        let last = ready == length;
+        self.look(0).map_err(|fault| if last { refusal(&fault) } else { cut(&fault) })?;
+        while self.bytes.len() < length {
+            if self.bytes.len() == self.bytes.capacity() {
+                self.make_room(1, length)?;
+            }
+            let before = self.bytes.len();
+            if !self.read(length - before).await? {
+                return Ok(false);
+            }
+            self.look(before).map_err(|fault| cut(&fault))?;
+        }
+        Ok(true)
+    }
+
+    /// Reads a chunked body of at most `cap` bytes. `false`: the client left.
+    async fn chunked(&mut self, cap: usize) -> Result<bool, Refusal> {
+        let mut framing = Framing::chunked();
+        loop {
+            let before = self.bytes.len();
+            self.make_room(self.client.input.len(), usize::MAX)?;
+            let Self { client, bytes, .. } = &mut *self;
+            let mut over = false;
+            let used = framing
+                .run(&client.input, |payload| {
+                    over |= bytes.len() + payload.len() > cap;
+                    if !over {
+                        bytes.extend_from_slice(payload);
+                    }
+                })
+                .map_err(|malformed| {
+                    Refusal::malformed(format!("The body's chunks are malformed: {malformed}."))
+                })?;
+            if over {
+                return Err(Refusal::body_too_large(cap));
+            }
+            client.consume(used);
+            self.look(before).map_err(|fault| cut(&fault))?;
+            if framing.is_done() {
+                return Ok(true);
+            }
+            match timeout_at(self.due, self.client.fill(&self.worker.scratch)).await {
+                Ok(Ok(true)) => {}
+                Ok(_) => return Ok(false),
+                Err(_) => return Err(slow(self.worker)),
+            }
+        }
+    }
+
+    /// Reads once, straight into `bytes`, at most `left` bytes. `false`: the client left.
+    async fn read(&mut self, left: usize) -> Result<bool, Refusal> {
+        let room = (self.bytes.capacity() - self.bytes.len()).min(left);
+        let mut rest = (&mut self.bytes).limit(room);
+        match timeout_at(self.due, self.client.stream.read_buf(&mut rest)).await {
+            Ok(Ok(count)) => Ok(count > 0),
+            Ok(Err(_)) => Ok(false),
+            Err(_) => Err(slow(self.worker)),
+        }
+    }
+
+    /// Makes room for `more` bytes, and for as many as have come, but for no more than `most` in all: memory
+    /// follows what has arrived, not what is announced.
+    fn make_room(&mut self, more: usize, most: usize) -> Result<(), Refusal> {
+        let len = self.bytes.len();
+        if self.bytes.capacity() - len >= more {
+            return Ok(());
+        }
+        let room = more.max(len.max(FIRST_READ).min(most.saturating_sub(len)));
+        if !self.reserved.grow_to(len + room) {
+            return Err(Refusal::overloaded(
+                "body_memory",
+                "Too many large request bodies are being read at once. Try again later.",
+            ));
+        }
+        self.bytes.reserve_exact(room);
+        Ok(())
+    }
+
+    /// Has the finder look at the bytes from `from` on.
+    fn look(&mut self, from: usize) -> Result<(), Fault> {
+        if self.bytes.len() >= self.wanted {
+            self.due = Instant::now() + self.worker.limits().body_timeout;
+            self.wanted = self.bytes.len() + STEP;
+        }
+        self.finder.feed(self.bytes.get(from..).unwrap_or_default())
+    }
 }
 
 /// What finds the model in a body of this type.
@@ -124,102 +234,6 @@ fn cut(fault: &Fault) -> Refusal {
     Refusal { close: true, ..refusal(fault) }
 }
 
-async fn read_known(
-    client: &mut Client,
-    length: usize,
-    bytes: &mut Vec<u8>,
-    finder: &mut Finder,
-    reserved: &mut Memory,
-    worker: &Worker,
-) -> Result<bool, Refusal> {
-    let ready = client.input.len().min(length);
-    reserve(reserved, ready)?;
-    bytes.extend_from_slice(client.input.get(..ready).unwrap_or_default());
-    client.consume(ready);
-    // A fault in a body that is here whole leaves the connection in order.
-    let last = ready == length;
-    finder.feed(bytes).map_err(|fault| if last { refusal(&fault) } else { cut(&fault) })?;
-    while bytes.len() < length {
-        let left = length - bytes.len();
-        if bytes.spare_capacity_mut().is_empty() {
-            // Memory follows what has arrived, not what is announced.
-            let more = left.min(bytes.len().max(FIRST_READ));
-            reserve(reserved, bytes.len() + more)?;
-            bytes.reserve_exact(more);
-        }
-        let before = bytes.len();
-        if !read_into(&mut client.stream, bytes, left, worker).await? {
-            return Ok(false);
-        }
-        finder.feed(bytes.get(before..).unwrap_or_default()).map_err(|fault| cut(&fault))?;
-    }
-    Ok(true)
-}
-
-async fn read_chunked(
-    client: &mut Client,
-    cap: usize,
-    bytes: &mut Vec<u8>,
-    finder: &mut Finder,
-    reserved: &mut Memory,
-    worker: &Worker,
-) -> Result<bool, Refusal> {
-    let mut framing = Framing::chunked();
-    loop {
-        let before = bytes.len();
-        let mut over = false;
-        let used = run(&mut framing, &client.input, |payload| {
-            over |= bytes.len() + payload.len() > cap;
-            if !over {
-                bytes.extend_from_slice(payload);
-            }
-        })
-        .map_err(|malformed: Malformed| {
-            Refusal::malformed(format!("The body's chunks are malformed: {malformed}."))
-        })?;
-        if over {
-            return Err(Refusal::body_too_large(cap));
-        }
-        reserve(reserved, bytes.len())?;
-        client.consume(used);
-        finder.feed(bytes.get(before..).unwrap_or_default()).map_err(|fault| cut(&fault))?;
-        if framing.is_done() {
-            return Ok(true);
-        }
-        match timeout(worker.limits().body_timeout, client.fill(&worker.scratch)).await {
-            Ok(Ok(true)) => {}
-            Ok(_) => return Ok(false),
-            Err(_) => return Err(slow(worker)),
-        }
-    }
-}
-
-/// Reads once, straight into `bytes`, at most `left` bytes. `false`: the client left.
-async fn read_into(
-    stream: &mut TcpStream,
-    bytes: &mut Vec<u8>,
-    left: usize,
-    worker: &Worker,
-) -> Result<bool, Refusal> {
-    let room = (bytes.capacity() - bytes.len()).min(left);
-    let mut rest = bytes.limit(room);
-    match timeout(worker.limits().body_timeout, stream.read_buf(&mut rest)).await {
-        Ok(Ok(count)) => Ok(count > 0),
-        Ok(Err(_)) => Ok(false),
-        Err(_) => Err(slow(worker)),
-    }
-}
-
-fn reserve(reserved: &mut Memory, bytes: usize) -> Result<(), Refusal> {
-    if reserved.grow_to(bytes) {
-        return Ok(());
-    }
-    Err(Refusal::overloaded(
-        "body_memory",
-        "Too many large request bodies are being read at once. Try again later.",
-    ))
-}
-
 fn slow(worker: &Worker) -> Refusal {
     Refusal {
         close: true,
@@ -227,12 +241,15 @@ fn slow(worker: &Worker) -> Refusal {
             408,
             "body_timeout",
             format!(
-                "Nothing came of the request's body for {} s.",
+                "The request's body came too slowly: less than {STEP} bytes in {} s.",
                 worker.limits().body_timeout.as_secs_f32()
             ),
         )
     }
 }
+
+/// So much of a body must come within each `bodyTimeout`, in bytes; or its end.
+const STEP: usize = 64 * 1024;
 
 /// First memory for a body of which nothing has come yet, in bytes.
 const FIRST_READ: usize = 16 * 1024;

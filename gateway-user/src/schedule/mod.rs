@@ -73,17 +73,15 @@ impl PodView {
     /// What may be believed of its signals: nothing when they are older than `stale_after`, and of a
     /// KV usage only what is a share.
     ///
-    /// A page that was fetched but told nothing of the load (an error page, an engine without
-    /// metrics) is as good as none.
+    /// A known engine that answered without a number is believed too, with scorers giving what is missing a
+    /// neutral value: TGI has no gauges before its first request, and to wait for them would send that
+    /// one pod all requests which got the first.
     pub fn believed(&self, stale_after: Duration) -> Option<Signals> {
         if self.age? > stale_after {
             return None;
         }
         let kv_usage = self.signals.kv_usage.filter(|usage| usage.is_finite() && *usage >= 0.0);
-        let signals = Signals { kv_usage: kv_usage.map(|usage| usage.min(1.0)), ..self.signals };
-        let told =
-            signals.kv_usage.is_some() || signals.waiting.is_some() || signals.running.is_some();
-        told.then_some(signals)
+        Some(Signals { kv_usage: kv_usage.map(|usage| usage.min(1.0)), ..self.signals })
     }
 }
 
