@@ -22,16 +22,19 @@ pub async fn serve(stream: TcpStream, worker: &Worker) {
     // Tokens are written as they come; waiting to fill a segment would delay each of them.
     let _ = stream.set_nodelay(true);
     let mut client = Client::new(stream);
-    while let Some(head) = next_head(&mut client, worker).await {
+    // A client that connects has something to say; only between requests may it take its time.
+    let mut wait = worker.limits().header_timeout;
+    while let Some(head) = next_head(&mut client, wait, worker).await {
         if !request(&mut client, head, worker).await {
             return;
         }
+        wait = worker.limits().idle_timeout;
     }
 }
 
 /// The next request's head, taken off the connection's input. `None`: the connection is over, and whatever
 /// there was to say has been said.
-async fn next_head(client: &mut Client, worker: &Worker) -> Option<Head> {
+async fn next_head(client: &mut Client, wait: Duration, worker: &Worker) -> Option<Head> {
     let limits = worker.limits();
     // Empty lines before a request are skipped (RFC 9112 section 2.2).
     let blank = |client: &mut Client| {
@@ -43,7 +46,9 @@ async fn next_head(client: &mut Client, worker: &Worker) -> Option<Head> {
     blank(client);
     if client.input.is_empty() {
         let more = tokio::select! {
-            more = timeout(limits.idle_timeout, client.fill(&worker.scratch)) => more,
+            // What has come before the stop is still answered.
+            biased;
+            more = timeout(wait, client.fill(&worker.scratch)) => more,
             // Between requests a stopping gateway owes the client nothing.
             () = worker.stopping() => return None,
         };
@@ -53,8 +58,16 @@ async fn next_head(client: &mut Client, worker: &Worker) -> Option<Head> {
         blank(client);
     }
     let deadline = Instant::now() + limits.header_timeout;
+    let mut seen = 0;
     loop {
-        let refusal = match head::parse(&client.input, limits.max_head_bytes) {
+        // Bytes that end no line complete no head; parsing at each of them would cost their square.
+        let new = client.input.get(seen..).unwrap_or_default();
+        let worth =
+            seen == 0 || new.contains(&b'\n') || client.input.len() >= limits.max_head_bytes;
+        seen = client.input.len();
+        let parsed =
+            if worth { head::parse(&client.input, limits.max_head_bytes) } else { Ok(None) };
+        let refusal = match parsed {
             Ok(Some(head)) => {
                 client.consume(head.len);
                 return Some(head);
@@ -91,6 +104,10 @@ async fn request(client: &mut Client, head: Head, worker: &Worker) -> bool {
     let to_head = head.method == Method::Head;
     let path = head.path.trim_end_matches('/');
     match head.method {
+        Method::Post if route::is_control(path) => {
+            let refusal = Refusal { close: true, ..unknown_path(&head) };
+            refuse(client, &refusal, &id, false, false, worker).await
+        }
         Method::Post => return inference(client, head, &id, keep_alive, started, worker).await,
         Method::Get | Method::Head => {
             let answer = match path {
@@ -190,7 +207,11 @@ fn finish_head(forward: &mut Vec<u8>, body: usize, id: &RequestId) {
 
 fn unknown_path(head: &Head) -> Refusal {
     let shown: String = head.path.chars().take(PATH_SHOWN).collect();
-    let method = if head.method == Method::Head { "HEAD" } else { "GET" };
+    let method = match head.method {
+        Method::Head => "HEAD",
+        Method::Post => "POST",
+        _ => "GET",
+    };
     Refusal::client(404, "unknown_url", format!("Unknown URL: {method} {shown}."))
 }
 

@@ -81,9 +81,56 @@ pub fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
+/// Whether a path steers a model server rather than asking it something: loading adapters, sleeping, clearing
+/// caches. Clients of the gateway have no business there, whatever `model` they name.
+pub fn is_control(path: &str) -> bool {
+    // Servers decode a path before they look at it.
+    let path = unescape(path);
+    let last = path.rsplit('/').find(|segment| !segment.is_empty()).unwrap_or_default();
+    CONTROL.contains(&last)
+}
+
+/// Last segments of such paths: vLLM's and SGLang's.
+const CONTROL: [&str; 18] = [
+    "abort_request",
+    "abort_requests",
+    "collective_rpc",
+    "flush_cache",
+    "load_lora_adapter",
+    "pause",
+    "release_memory_occupation",
+    "reset_mm_cache",
+    "reset_prefix_cache",
+    "resume",
+    "resume_memory_occupation",
+    "scale_elastic_ep",
+    "sleep",
+    "start_profile",
+    "stop_profile",
+    "unload_lora_adapter",
+    "update_weights_from_disk",
+    "wake_up",
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_paths() {
+        for path in [
+            "/v1/load_lora_adapter",
+            "/v1/load_lora_adapter/",
+            "//v1//unload_lora_adapter//",
+            "/v1/load%5flora%5Fadapter",
+            "/sleep",
+        ] {
+            assert!(is_control(path), "{path}");
+        }
+        for path in ["/v1/chat/completions", "/", "", "/v1/sleep/completions", "/v1/responses"] {
+            assert!(!is_control(path), "{path}");
+        }
+    }
 
     #[test]
     fn names_in_paths() {

@@ -156,6 +156,9 @@ impl<'a> Fields<'a> {
                 }
                 name if name.eq_ignore_ascii_case("expect") => fields.expect = Some(header.value),
                 name if name.eq_ignore_ascii_case("content-type") => {
+                    if fields.content_type.is_some() {
+                        return Err(Refusal::malformed("Content-Type is given twice."));
+                    }
                     fields.content_type = Some(text()?);
                 }
                 name if name.eq_ignore_ascii_case("content-encoding") => {
@@ -401,6 +404,7 @@ mod tests {
             " folded: x\r\n",
             "host: b\r\n",
             "expect: 200-ok\r\n",
+            "content-type: a/b\r\ncontent-type: multipart/form-data; boundary=x\r\n",
         ] {
             let refusal = refusal(&format!("POST / HTTP/1.1\r\nhost: a\r\n{extra}\r\n"));
             assert!(refusal.close, "{extra:?}");
