@@ -85,6 +85,18 @@ fn serve(path: &std::path::Path) -> ExitCode {
     }
 }
 
+/// Prints a command's result. A reader that has seen enough, such as `head`, is no failure.
+pub(crate) fn say(page: &str) -> ExitCode {
+    use std::io::{ErrorKind, Write as _};
+    match writeln!(std::io::stdout(), "{}", page.trim_end()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            eprintln!("sluice: cannot write the output: {error}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt()

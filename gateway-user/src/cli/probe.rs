@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
+use super::say;
 use crate::kernel;
 
 /// What `sluice probe` can be told.
@@ -18,18 +19,17 @@ pub struct Options {
 pub fn run(options: &Options) -> ExitCode {
     let features = kernel::probe();
     if options.json {
-        match serde_json::to_string_pretty(&features) {
-            Ok(page) => println!("{page}"),
+        return match serde_json::to_string_pretty(&features) {
+            Ok(page) => say(&page),
             Err(error) => {
                 eprintln!("sluice: {error}");
-                return ExitCode::FAILURE;
+                ExitCode::FAILURE
             }
-        }
-        return ExitCode::SUCCESS;
+        };
     }
-    for feature in &features {
+    let lines = features.iter().map(|feature| {
         let mark = if feature.available { "yes" } else { "no" };
-        println!("{:<28} {mark:<4} {}", feature.name, feature.reason);
-    }
-    ExitCode::SUCCESS
+        format!("{:<28} {mark:<4} {}\n", feature.name, feature.reason)
+    });
+    say(&lines.collect::<String>())
 }

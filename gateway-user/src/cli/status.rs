@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::say;
 use crate::status::Status;
 
 /// What `sluice status` can be told.
@@ -38,14 +39,10 @@ pub fn run(options: &Options) -> ExitCode {
         }
     };
     if options.json || options.scores {
-        println!("{page}");
-        return ExitCode::SUCCESS;
+        return say(&page);
     }
     match serde_json::from_str::<Status>(&page) {
-        Ok(status) => {
-            print!("{}", status.table());
-            ExitCode::SUCCESS
-        }
+        Ok(status) => say(&status.table()),
         Err(error) => {
             eprintln!(
                 "sluice: what answers at {} is no gateway of this version: {error}",
