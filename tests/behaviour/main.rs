@@ -1,5 +1,14 @@
 //! What the gateway does, seen from outside: one module for each subject.
 
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::type_complexity,
+    clippy::unwrap_used,
+    reason = "helpers of tests fail by panic as tests do"
+)]
+
 mod bodies;
 mod cuts;
 mod framing;

@@ -180,7 +180,14 @@ impl Client {
 
     /// Whether the connection has ended, orderly or not, with nothing left to read.
     pub fn is_closed(&mut self) -> bool {
-        self.buffer.is_empty() && !matches!(self.fill(), Ok(1..))
+        self.buffer.is_empty()
+            && match self.fill() {
+                Ok(count) => count == 0,
+                // A timeout is no end.
+                Err(error) => {
+                    !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+                }
+            }
     }
 
     /// Whether nothing comes for that long, and the connection stays.

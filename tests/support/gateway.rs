@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -64,13 +65,13 @@ impl Plan {
     }
 
     /// The document.
-    fn document(&self, port: u16, admin: u16) -> String {
+    fn document(&self) -> String {
         let steering = if self.steering { "auto" } else { "off" };
         let mut text = format!(
             "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\n\
              metadata: {{name: test}}\nspec:\n  \
-             listeners: [{{name: http, address: 127.0.0.1, port: {port}}}]\n  \
-             admin: {{address: 127.0.0.1, port: {admin}}}\n  \
+             listeners: [{{name: http, address: 127.0.0.1, port: 0}}]\n  \
+             admin: {{address: 127.0.0.1, port: 0}}\n  \
              kernel: {{steering: {steering}}}\n{}  schedulers:\n",
             self.spec
         );
@@ -97,10 +98,11 @@ impl Gateway {
 
     /// Starts a gateway and waits only until it listens.
     pub fn launch(plan: &Plan) -> Self {
-        let (port, admin) = (free_port(), free_port());
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let config =
-            std::env::temp_dir().join(format!("sluice-test-{}-{port}.yaml", std::process::id()));
-        std::fs::write(&config, plan.document(port, admin)).expect("a writable temporary folder");
+            std::env::temp_dir().join(format!("sluice-test-{}-{number}.yaml", std::process::id()));
+        std::fs::write(&config, plan.document()).expect("a writable temporary folder");
         let mut child = Command::new(binary("sluice"))
             .args(["run", "--config"])
             .arg(&config)
@@ -119,17 +121,29 @@ impl Gateway {
                 kept.push('\n');
             }
         });
-        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        let mut gateway = Self { address: local(port), admin: local(admin), child, log, config };
+        let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
+        let mut gateway = Self { address: nowhere, admin: nowhere, child, log, config };
         let deadline = Instant::now() + PATIENCE;
-        while gateway.get("/healthz").is_none() {
+        loop {
+            if let Some((address, admin)) = gateway.listening() {
+                (gateway.address, gateway.admin) = (address, admin);
+                return gateway;
+            }
             if let Some(status) = gateway.exited() {
                 panic!("sluice ended with {status}:\n{}", gateway.log());
             }
             assert!(Instant::now() < deadline, "sluice does not listen:\n{}", gateway.log());
             thread::sleep(TICK);
         }
-        gateway
+    }
+
+    /// Where it says that it listens: the kernel chose the ports, so that no two tests meet.
+    fn listening(&self) -> Option<(SocketAddr, SocketAddr)> {
+        let log = self.log();
+        let (_, line) = log.split_once("listening on ")?;
+        let (addresses, rest) = line.split_once(", admin on ")?;
+        let admin = rest.split_whitespace().next()?;
+        Some((addresses.parse().ok()?, admin.parse().ok()?))
     }
 
     /// What it has logged.

@@ -143,7 +143,10 @@ impl Builder<'_> {
             }
             let path = path.field("virtualAddresses");
             if !virtual_addresses.is_empty() && steering == Steering::Off {
-                self.note(&path, "has no effect: only steering serves them, and it is off");
+                self.note(
+                    &path,
+                    "are bound one by one, and blocks are not served, as steering is off",
+                );
             }
             let mut effective_addresses = Vec::new();
             for (index, address) in virtual_addresses.into_iter().enumerate() {

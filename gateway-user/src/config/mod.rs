@@ -119,7 +119,7 @@ pub struct Listener {
     pub virtual_addresses: Vec<VirtualAddress>,
 }
 
-/// Addresses that only steering serves, such as a service's virtual address.
+/// Addresses served without being on an interface, such as a service's virtual address.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VirtualAddress {
     /// First address of the block.
@@ -175,18 +175,18 @@ pub struct Limits {
     pub max_body_bytes: usize,
     /// Memory for request bodies of all connections together, in bytes. Default 1 GiB.
     pub max_buffered_bytes: usize,
-    /// From a connection's first byte (or its accept) to the end of a request's head. Default 10 s.
+    /// From a connection's start, or a further request's first byte, to the end of the head. Default 10 s.
     pub header_timeout: Duration,
-    /// Longest pause within a request's body. Default 30 s.
+    /// Longest time for each 64 KiB of a request's body, or for its end. Default 30 s.
     pub body_timeout: Duration,
     /// How long a connection may wait between requests. Default 300 s.
     pub idle_timeout: Duration,
     /// For the TCP connection to a pod. Default 2 s.
     pub connect_timeout: Duration,
-    /// From the request to the first byte of a pod's answer; long, as a long prefill is silent.
+    /// From when a request is sent to the first content of the pod's answer; long, as a long prefill is silent.
     /// Default 30 min.
     pub first_byte_timeout: Duration,
-    /// Longest silence within a pod's answer. Default 5 min.
+    /// Longest silence within a pod's answer, and longest wait for a client that does not read it. Default 5 min.
     pub stream_idle_timeout: Duration,
     /// How many pods are tried for one request. Default 3.
     pub max_attempts: u32,
@@ -201,7 +201,7 @@ pub struct Scheduler {
     pub name: String,
     /// The base model, as clients name it.
     pub model_name: String,
-    /// Other names for the base model.
+    /// Other names that the pods know the base model by; the name reaches them unchanged.
     pub aliases: Vec<String>,
     /// Names of LoRA adapters served behind this model.
     pub lora_adapters: Vec<String>,

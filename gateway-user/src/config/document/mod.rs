@@ -215,7 +215,8 @@ pub enum Protocol {
     Https,
 }
 
-/// Addresses that only steering serves.
+/// Addresses served without being on an interface. Without steering, single ones are bound; blocks are not
+/// served.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VirtualAddress {
@@ -299,10 +300,10 @@ pub struct Limits {
     /// Memory for the request bodies of all connections together.
     #[schemars(extend("x-minimum" = "1Mi", "x-maximum" = "1Ti"))]
     pub max_buffered_bytes: Size,
-    /// From a connection's first byte (or its accept) to the end of a request's head.
+    /// From a connection's start, or a further request's first byte, to the end of the head.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
     pub header_timeout: KubeDuration,
-    /// Longest pause within a request's body.
+    /// Longest time for each 64 KiB of a request's body, or for its end.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
     pub body_timeout: KubeDuration,
     /// How long a connection may wait between requests.
@@ -311,10 +312,10 @@ pub struct Limits {
     /// For the TCP connection to a pod.
     #[schemars(extend("x-minimum" = "10ms", "x-maximum" = "1m"))]
     pub connect_timeout: KubeDuration,
-    /// From the request to the first byte of a pod's answer; long, as a long prefill is silent.
+    /// From when a request is sent to the first content of the pod's answer; long, as a long prefill is silent.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "24h"))]
     pub first_byte_timeout: KubeDuration,
-    /// Longest silence within a pod's answer.
+    /// Longest silence within a pod's answer, and longest wait for a client that does not read it.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "24h"))]
     pub stream_idle_timeout: KubeDuration,
     /// How many pods are tried for one request.

@@ -22,7 +22,8 @@ pub struct Scheduler {
         extend("format" = "model", "x-example" = "meta-llama/Llama-3.1-8B-Instruct")
     )]
     pub model_name: String,
-    /// Other names for the base model.
+    /// Other names that the pods know the base model by (vLLM: `--served-model-name`). The name reaches them
+    /// unchanged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 50),
