@@ -5,12 +5,16 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests fail by panic as tests do")]
 
 use std::collections::BTreeSet;
-use std::io;
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use gateway_user::config::{KernelLog, VirtualAddress};
 use gateway_user::kernel::{
@@ -147,15 +151,23 @@ fn workers_differ_by_no_more_than_the_number_of_cpus() {
 fn a_worker_that_closed_is_passed_over() {
     netns::run(BLOCKS, || {
         stay_on_one_cpu();
-        let mut workers = group(4, "[::]:0");
-        let mut steering = start(KernelLog::Off);
-        steering.set_listener(0, &[one("10.9.0.1:80")], &workers).unwrap();
-        drop(workers.drain(1..3));
-        let _clients: Vec<_> = (0..40).map(|_| dial("10.9.0.1:80").unwrap()).collect();
-        // Slots 1 and 2 are empty: a turn there goes on to slot 3.
-        assert_eq!(drain(&workers, 40), [10, 30]);
-        // Ten turns at slot 1 pass over two, ten at slot 2 over one.
-        assert_eq!(counters(&steering), (40, 30, 0));
+        // Of four, those that live; what each of them gets of 40; slots passed over for that.
+        let table: [(&[usize], &[usize], u64); 4] = [
+            (&[0, 3], &[10, 30], 30),
+            (&[0, 1], &[30, 10], 30),
+            (&[1], &[40], 60),
+            (&[1, 2, 3], &[20, 10, 10], 10),
+        ];
+        for (live, got, retried) in table {
+            let mut steering = start(KernelLog::Off);
+            let mut workers = group(4, "[::]:0");
+            steering.set_listener(0, &[one("10.9.0.1:80")], &workers).unwrap();
+            let mut place = 0..;
+            close(workers.extract_if(.., |_| !live.contains(&place.next().unwrap())).collect());
+            let _clients: Vec<_> = (0..40).map(|_| dial("10.9.0.1:80").unwrap()).collect();
+            assert_eq!(drain(&workers, 40), got, "{live:?}");
+            assert_eq!(counters(&steering), (40, retried, 0), "{live:?}");
+        }
     });
 }
 
@@ -166,7 +178,7 @@ fn with_all_workers_closed_clients_are_refused_and_no_stranger_gets_them() {
         let workers = group(3, "127.0.0.1:0");
         let mut steering = start(KernelLog::Off);
         steering.set_listener(0, &[one("10.9.0.1:80")], &workers).unwrap();
-        drop(workers);
+        close(workers);
         for _ in 0..5 {
             refused("10.9.0.1:80");
         }
@@ -183,7 +195,7 @@ fn as_many_workers_as_there_may_be() {
         steering.set_listener(63, &[one("10.9.0.1:80")], &workers).unwrap();
         // Whatever the turn, the one that lives is found.
         let last = workers.pop().unwrap();
-        drop(workers);
+        close(workers);
         for _ in 0..3 {
             let _client = dial("10.9.0.1:80").unwrap();
             accept(&last);
@@ -208,16 +220,57 @@ fn dropped_it_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_removed_listener_steers_no_more_and_others_do() {
+fn dropped_it_steers_no_more_though_a_child_holds_its_descriptors() {
     netns::run(BLOCKS, || {
+        let ordinary = group(1, "10.9.0.1:80");
         let workers = group(1, "127.0.0.1:0");
         let mut steering = start(KernelLog::Off);
         steering.set_listener(0, &[one("10.9.0.1:80")], &workers).unwrap();
-        steering.set_listener(1, &[one("10.9.0.2:80")], &workers).unwrap();
-        steering.remove_listener(0).unwrap();
+
+        let (mut forked, mut say_forked) = io::pipe().unwrap();
+        let (mut wait, mut go_on) = io::pipe().unwrap();
+        let child = thread::spawn(move || {
+            let mut command = Command::new("true");
+            // SAFETY: between fork and exec the closure makes a write and a read call and nothing else.
+            unsafe {
+                command.pre_exec(move || {
+                    say_forked.write_all(b"!")?;
+                    wait.read_exact(&mut [0])
+                });
+            }
+            command.status().unwrap()
+        });
+        forked.read_exact(&mut [0]).unwrap();
+        drop(steering);
+        let client = dial("10.9.0.1:80");
+        go_on.write_all(b"!").unwrap();
+        assert!(child.join().unwrap().success());
+        client.unwrap();
+        accept(&ordinary[0]);
+    });
+}
+
+#[test]
+fn what_is_taken_out_is_left_alone_again() {
+    netns::run(BLOCKS, || {
+        let [two, three] = [group(1, "10.9.0.2:80"), group(1, "10.9.0.3:80")];
+        let workers = group(1, "127.0.0.1:0");
+        let mut steering = start(KernelLog::Off);
+        let both = [one("10.9.0.1:80"), one("10.9.0.2:80")];
+        steering.set_listener(0, &both, &workers).unwrap();
+        steering.set_listener(1, &[one("10.9.0.3:80")], &workers).unwrap();
+        for to in ["10.9.0.2:80", "10.9.0.3:80"] {
+            dial(to).unwrap();
+            accept(&workers[0]);
+        }
+        steering.set_listener(0, &both[..1], &workers).unwrap();
+        steering.remove_listener(1).unwrap();
         steering.remove_listener(5).unwrap();
-        refused("10.9.0.1:80");
-        let _client = dial("10.9.0.2:80").unwrap();
+        dial("10.9.0.2:80").unwrap();
+        accept(&two[0]);
+        dial("10.9.0.3:80").unwrap();
+        accept(&three[0]);
+        dial("10.9.0.1:80").unwrap();
         accept(&workers[0]);
     });
 }
@@ -237,8 +290,12 @@ fn no_connection_is_refused_while_sockets_are_replaced() {
                 let (stop, dialled) = (stop.clone(), dialled.clone());
                 thread::spawn(move || {
                     while !stop.load(Ordering::Relaxed) {
-                        dial("10.9.0.1:80")?;
+                        let client = dial("10.9.0.1:80")?;
                         dialled.fetch_add(1, Ordering::Relaxed);
+                        // Closed by reset: thousands in TIME-WAIT would leave no port to dial from.
+                        SockRef::from(&client).set_linger(Some(Duration::ZERO))?;
+                        // Slower than the test accepts, so that no accept queue overflows.
+                        thread::sleep(Duration::from_micros(100));
                     }
                     Ok::<_, io::Error>(())
                 })
@@ -253,10 +310,11 @@ fn no_connection_is_refused_while_sockets_are_replaced() {
                 for socket in sockets {
                     while socket.accept().is_ok() {}
                 }
+                thread::yield_now();
             }
         };
         for round in 0..30 {
-            let next = group(1 + round % 4, "127.0.0.1:0");
+            let next = group(32 + round % 4, "127.0.0.1:0");
             // The other address comes and goes; the first stays through all of it.
             let both = [one("10.9.0.1:80"), one("10.9.0.2:80")];
             steering.set_listener(0, &both[..1 + round % 2], &next).unwrap();
@@ -377,7 +435,7 @@ fn counters_are_kept_by_listener() {
         steering.set_listener(3, &[one("10.9.0.3:80")], &a).unwrap();
         steering.set_listener(1, &[one("10.9.0.1:80")], &b).unwrap();
         let _clients: Vec<_> = (0..5).map(|_| dial("10.9.0.3:80").unwrap()).collect();
-        drop(b);
+        close(b);
         refused("10.9.0.1:80");
         let want = [
             ListenerCounters { listener: 1, steered: 0, retried: 1, dropped: 1 },
@@ -438,7 +496,7 @@ fn a_silent_program_is_smaller_and_says_nothing() {
             assert!(steering.take_log().is_none());
             steering.set_listener(0, &[one("10.9.0.1:80")], &workers).unwrap();
             let _clients: Vec<_> = (0..3).map(|_| dial("10.9.0.1:80").unwrap()).collect();
-            drop(workers);
+            close(workers);
             refused("10.9.0.1:80");
             (steering.program_bytes().unwrap(), log.flush())
         };
@@ -503,7 +561,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 fn start(log: KernelLog) -> Steering {
     let started = match std::env::var_os("SLUICE_BPF_OBJECT") {
-        Some(path) => Steering::start_object(&std::fs::read(path).unwrap(), log),
+        Some(path) => Steering::start_object(&fs::read(path).unwrap(), log),
         None => Steering::start(log),
     };
     started.unwrap_or_else(|unfit| panic!("{unfit}"))
@@ -535,7 +593,7 @@ fn group(count: usize, at: &str) -> Vec<TcpListener> {
                 socket.set_only_v6(false).unwrap();
             }
             socket.bind(&at.into()).unwrap();
-            socket.listen(1024).unwrap();
+            socket.listen(4096).unwrap();
             socket.set_nonblocking(true).unwrap();
             let listener = TcpListener::from(socket);
             at = listener.local_addr().unwrap();
@@ -572,6 +630,25 @@ fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 
 fn nothing_waits(listener: &TcpListener) -> bool {
     listener.accept().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// Closes sockets and waits until the kernel has: while another test starts a process, that one holds copies
+/// of them for a moment.
+fn close(listeners: Vec<TcpListener>) {
+    let inode = |listener: &TcpListener| {
+        fs::metadata(format!("/proc/self/fd/{}", listener.as_raw_fd())).unwrap().ino().to_string()
+    };
+    let inodes: BTreeSet<String> = listeners.iter().map(inode).collect();
+    drop(listeners);
+    let deadline = Instant::now() + PATIENCE;
+    let open = |table: &str| {
+        let table = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap();
+        table.lines().any(|line| line.split_whitespace().nth(9).is_some_and(|i| inodes.contains(i)))
+    };
+    while open("tcp") || open("tcp6") {
+        assert!(Instant::now() < deadline, "a listening socket stays");
+        thread::yield_now();
+    }
 }
 
 /// Accepts `total` connections and says how many each worker got.

@@ -251,6 +251,18 @@ impl Steering {
     }
 }
 
+impl Drop for Steering {
+    fn drop(&mut self) {
+        // The program is detached when the last copy of its descriptor is closed, and a child process that has
+        // not come to exec yet holds one. Without destinations it steers nothing from here on.
+        for listener in std::mem::take(&mut self.listeners).into_values() {
+            for block in listener.blocks {
+                let _ = self.forget(block);
+            }
+        }
+    }
+}
+
 /// What was done for one listener, all CPUs together.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct ListenerCounters {
