@@ -7,6 +7,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -125,6 +126,10 @@ impl Tools {
     /// The programs do not compile.
     pub(crate) fn build(&self, target: &Path) -> anyhow::Result<PathBuf> {
         let source = shell::root().join("gateway-ebpf");
+        let wrapper = target.join("rustc.sh");
+        fs::create_dir_all(target)?;
+        fs::write(&wrapper, RUSTC_WRAPPER)?;
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
         let mut command = Command::new(&self.cargo);
         command
             .current_dir(&source)
@@ -133,6 +138,7 @@ impl Tools {
             .args(["-Z", "build-std=core"])
             .env("RUSTC_BOOTSTRAP", "1")
             .env("RUSTC", &self.rustc)
+            .env("RUSTC_WRAPPER", &wrapper)
             .env("CARGO_TARGET_DIR", target)
             .env("CARGO_ENCODED_RUSTFLAGS", self.rustc_flags()?)
             .env("PATH", self.path()?);
@@ -141,11 +147,8 @@ impl Tools {
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             let ours = ["CARGO_HOME", "CARGO_TARGET_DIR", "CARGO_ENCODED_RUSTFLAGS"];
-            if (name.starts_with("CARGO") && !ours.contains(&&*name))
-                || name.starts_with("RUSTFLAGS")
-                || name.starts_with("RUSTC_W")
-                || name == "RUSTUP_TOOLCHAIN"
-            {
+            let others = ["RUSTFLAGS", "RUSTC_WORKSPACE_WRAPPER", "RUSTUP_TOOLCHAIN"];
+            if (name.starts_with("CARGO") && !ours.contains(&&*name)) || others.contains(&&*name) {
                 command.env_remove(&*name);
             }
         }
@@ -252,3 +255,25 @@ pub(crate) const LLVM: &str = "/usr/lib/llvm-22";
 const TRIPLE: &str = "bpfel-unknown-none";
 
 const RECORD: &str = "toolchain.txt";
+
+/// Stands before rustc. Cargo makes a crate's id of the folder that it lies in, for crates beside the
+/// workspace that it builds, and the id shows in the names of functions; here it is the same everywhere.
+const RUSTC_WRAPPER: &str = r#"#!/bin/sh
+rustc=$1
+shift
+case " $* " in
+*" --crate-name gateway_common "* | *" --crate-name sluice "*) ;;
+*) exec "$rustc" "$@" ;;
+esac
+left=$#
+while [ "$left" -gt 0 ]; do
+    arg=$1
+    shift
+    left=$((left - 1))
+    case $arg in
+    metadata=*) arg=metadata=sluice ;;
+    esac
+    set -- "$@" "$arg"
+done
+exec "$rustc" "$@"
+"#;
