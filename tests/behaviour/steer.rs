@@ -20,6 +20,8 @@ use gateway_user::config::{KernelLog, VirtualAddress};
 use gateway_user::kernel::{
     ListenerCounters, Publication, ScoreEntry, SteerError, Steering, Unfit, probe,
 };
+use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
+use nix::unistd::Pid;
 use sluice_tests::netns;
 use socket2::{Domain, SockRef, Socket, Type};
 
@@ -693,14 +695,9 @@ fn plain(at: SocketAddr) -> SocketAddr {
 }
 
 fn stay_on_one_cpu() {
-    // SAFETY: a cpu_set_t is plain bits, for which zero is a value; the calls write and read that one.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        let cpu = libc::sched_getcpu().try_into().unwrap();
-        libc::CPU_SET(cpu, &mut set);
-        let size = size_of::<libc::cpu_set_t>();
-        assert_eq!(libc::sched_setaffinity(0, size, &raw const set), 0);
-    }
+    let mut one = CpuSet::new();
+    one.set(sched_getcpu().unwrap()).unwrap();
+    sched_setaffinity(Pid::from_raw(0), &one).unwrap();
 }
 
 /// Leaves this thread these capabilities and no others.

@@ -9,6 +9,8 @@ use std::io::Write as _;
 use std::process::Command;
 use std::{env, fs, io, panic, thread};
 
+use nix::sched::{CloneFlags, unshare};
+
 /// Runs `test` in a network namespace of its own, where every address of `blocks` is local.
 ///
 /// The namespace is the thread's: what `test` spawns inherits it, what ran before stays outside.
@@ -27,9 +29,7 @@ pub fn run(blocks: &[&str], test: impl FnOnce() + Send + 'static) {
     }
     let blocks: Vec<String> = blocks.iter().map(|block| (*block).to_owned()).collect();
     let thread = thread::Builder::new().name(name.clone()).spawn(move || {
-        // SAFETY: the call changes this thread's namespace and touches no memory.
-        let left = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-        assert_eq!(left, 0, "unshare: {}", io::Error::last_os_error());
+        unshare(CloneFlags::CLONE_NEWNET).unwrap_or_else(|error| panic!("unshare: {error}"));
         ip(&["link", "set", "lo", "up"]);
         for block in &blocks {
             ip(&["route", "add", "local", block, "dev", "lo"]);

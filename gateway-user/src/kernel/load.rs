@@ -6,6 +6,7 @@ use std::{fs, io};
 use aya::maps::MapError;
 use aya::programs::{ProgramError, SkLookup};
 use aya::{Ebpf, EbpfError, EbpfLoader};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 use super::log;
 use super::system::{self, Release};
@@ -181,9 +182,7 @@ fn raise_memory_limit() {
     if Release::running().is_none_or(|release| release >= Release(5, 11, 0)) {
         return;
     }
-    let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: the pointer is to a live rlimit, which the call only reads.
-    let _ = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
 }
 
 /// aya-log's names: of the level and of the ring buffer.

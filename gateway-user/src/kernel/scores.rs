@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
 use gateway_common::score::{FRESH, MAX_PODS, PodKey, READY, Score};
+use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 /// What the gateway makes of one pod of one pool.
@@ -131,10 +133,9 @@ fn still_good(old: &Score, new: &Score) -> bool {
 
 /// CLOCK_MONOTONIC in nanoseconds, the clock that kernel programs read.
 fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a live timespec, which the call fills in.
-    let _ = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    // It exists on every Linux; it counts from the start of the machine and is never negative.
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+    now.as_nanos() as u64
 }
 
 /// An unchanged score is written again after this long, so that its age shows whether anyone still publishes.
