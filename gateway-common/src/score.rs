@@ -1,7 +1,7 @@
 //! What the gateway makes of each pod, as it stands in the SCORES map.
 //!
-//! The daemon alone writes; kernel programs and tools read. A value is replaced whole, so a reader never
-//! sees half of one.
+//! The daemon alone writes; kernel programs and tools read. A value is replaced whole, so a reader
+//! never sees half of one.
 
 use core::mem::offset_of;
 use core::net::{IpAddr, SocketAddr};
@@ -62,8 +62,8 @@ pub struct Score {
 }
 
 impl Score {
-    /// `score` (1.0 is full marks for a weight of one) in the map's units: rounded, held within 0 and the
-    /// largest value; what is not a number is 0.
+    /// `score` (1.0 is full marks for a weight of one) in the map's units: rounded, held within 0
+    /// and the largest value; what is not a number is 0.
     pub fn fixed(score: f64) -> u32 {
         // `as` saturates and turns NaN into 0, which is the clamp that is wanted.
         (score * f64::from(ONE) + 0.5) as u32

@@ -1,9 +1,9 @@
 //! Steering: the keys and values of the maps by which sk_lookup gives new connections to workers.
 //!
-//! A [`Destination`] is what a client dials; the trie maps it to a [`Target`], which names a run of slots;
-//! a slot holds one worker's listening socket. The daemon writes destinations, targets and slots, the
-//! kernel program writes [`Counters`]. Both sides are compiled from this file, so a layout that differs
-//! does not build.
+//! A [`Destination`] is what a client dials; the trie maps it to a [`Target`], which names a run of
+//! slots; a slot holds one worker's listening socket. The daemon writes destinations, targets and
+//! slots, the kernel program writes [`Counters`]. Both sides are compiled from this file, so a
+//! layout that differs does not build.
 
 use core::mem::offset_of;
 use core::net::IpAddr;
@@ -11,22 +11,23 @@ use core::net::IpAddr;
 /// Listeners at once. Each costs two banks of [`MAX_WORKERS`] slots and one [`Counters`] a CPU.
 pub const MAX_LISTENERS: u32 = 64;
 
-/// Workers of one listener, and how many slots the program tries before it gives up. The verifier walks
-/// every one of them at load: 256 take it some tens of thousands of instructions of its million.
+/// Workers of one listener, and how many slots the program tries before it gives up. The verifier
+/// walks every one of them at load: 256 take it some tens of thousands of instructions of its
+/// million.
 pub const MAX_WORKERS: u32 = 256;
 
-/// Slots for listening sockets: 8 bytes each, 256 KiB in all. Every listener has two banks, so that a new
-/// set of sockets is complete before the first connection can reach it.
+/// Slots for listening sockets: 8 bytes each, 256 KiB in all. Every listener has two banks, so that
+/// a new set of sockets is complete before the first connection can reach it.
 pub const SLOTS: u32 = MAX_LISTENERS * 2 * MAX_WORKERS;
 
-/// Addresses and blocks that are steered, of all listeners together: about 100 bytes each while in use. The
-/// map holds twice as many, as those of before a change and after it are in it together.
+/// Addresses and blocks that are steered, of all listeners together: about 100 bytes each while in
+/// use. The map holds twice as many, as those of before a change and after it are in it together.
 pub const MAX_DESTINATIONS: u32 = 4096;
 
 /// What a client dials: protocol, port and address, in the order in which a prefix matches them.
 ///
-/// The trie's prefix length counts from the first bit of this struct, so protocol and port always match
-/// whole ([`Destination::block`]). IPv4 stands as `::ffff:a.b.c.d`.
+/// The trie's prefix length counts from the first bit of this struct, so protocol and port always
+/// match whole ([`Destination::block`]). IPv4 stands as `::ffff:a.b.c.d`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Destination {
@@ -39,7 +40,8 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// The TCP destination at an IPv4 address, its four bytes as they lie in memory in network order.
+    /// The TCP destination at an IPv4 address, its four bytes as they lie in memory in network
+    /// order.
     #[inline(always)]
     pub const fn tcp_v4(address: u32, port: u16) -> Self {
         Self::tcp_v6([0, 0, 0xffff_u32.to_be(), address], port)
@@ -51,8 +53,8 @@ impl Destination {
         Self { protocol: IPPROTO_TCP, zero: 0, port: port.to_be_bytes(), address }
     }
 
-    /// The TCP block of `prefix` bits at `address`, with the bits behind the prefix cleared, and its length
-    /// as the trie counts it. `None` if `prefix` is longer than the address.
+    /// The TCP block of `prefix` bits at `address`, with the bits behind the prefix cleared, and
+    /// its length as the trie counts it. `None` if `prefix` is longer than the address.
     pub fn block(address: IpAddr, prefix: u8, port: u16) -> Option<(Self, u32)> {
         let (octets, width) = match address {
             IpAddr::V4(v4) => (v4.to_ipv6_mapped().octets(), 32),
@@ -92,15 +94,16 @@ pub struct Target {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counters {
-    /// Lookups that ended at a worker's socket. One a connection; under a SYN flood the kernel looks up
-    /// once more when the client answers its cookie.
+    /// Lookups that ended at a worker's socket. One a connection; under a SYN flood the kernel
+    /// looks up once more when the client answers its cookie.
     pub steered: u64,
     /// Slots passed over because they were empty or their socket did not fit the packet.
     pub retried: u64,
     /// Lookups that found no socket; the client is refused.
     pub dropped: u64,
-    /// Lookups so far: which slot is next. By CPU, as a shared counter would bounce between them; each CPU
-    /// spreads its own connections evenly, so the workers differ by at most the number of CPUs.
+    /// Lookups so far: which slot is next. By CPU, as a shared counter would bounce between them;
+    /// each CPU spreads its own connections evenly, so the workers differ by at most the number of
+    /// CPUs.
     pub turn: u64,
 }
 

@@ -13,7 +13,8 @@ mod steer;
 #[unsafe(link_section = "license")]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
-// No reachable code panics: the verifier would refuse the loop. The compiler asks for the symbol all the same.
+// No reachable code panics: the verifier would refuse the loop. The compiler asks for the symbol
+// all the same.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

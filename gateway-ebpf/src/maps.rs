@@ -12,7 +12,8 @@ use gateway_common::steer::{
 pub static DESTINATIONS: LpmTrie<Destination, Target, { 2 * MAX_DESTINATIONS as usize }> =
     LpmTrie::new();
 
-/// The workers' listening sockets. Written by the daemon; the kernel empties a slot when its socket closes.
+/// The workers' listening sockets. Written by the daemon; the kernel empties a slot when its socket
+/// closes.
 #[btf_map]
 pub static LISTENERS: SockMap<{ SLOTS as usize }> = SockMap::new();
 
@@ -28,8 +29,9 @@ pub static SCORES: HashMap<PodKey, Score, { MAX_PODS as usize }, { NO_PREALLOC }
 /// Memory is taken for the pods that there are, not for all that there could be.
 const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
 
-/// Makes the calling program refer to SCORES. No program reads it yet, and what nothing refers to is left out
-/// of the object (`#[used]` puts it into a second section of the same name, which aya cannot read).
+/// Makes the calling program refer to SCORES. No program reads it yet, and what nothing refers to
+/// is left out of the object (`#[used]` puts it into a second section of the same name, which aya
+/// cannot read).
 #[inline(always)]
 pub fn hold_scores() {
     core::hint::black_box(&SCORES);

@@ -1,9 +1,9 @@
 //! Steering: gives a new connection to one of the workers that serve its destination.
 //!
-//! Runs once a connection, when the kernel looks for a listening socket, and in one network namespace, the
-//! gateway's. It knows addresses and ports, never bytes. A destination that nobody registered is none of its
-//! business and passes; one that is registered goes to a worker or is refused, never to a stranger that
-//! happens to listen there.
+//! Runs once a connection, when the kernel looks for a listening socket, and in one network
+//! namespace, the gateway's. It knows addresses and ports, never bytes. A destination that nobody
+//! registered is none of its business and passes; one that is registered goes to a worker or is
+//! refused, never to a stranger that happens to listen there.
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::bpf_sk_lookup;
@@ -46,9 +46,9 @@ pub fn steer(ctx: SkLookupContext) -> u32 {
 #[inline(always)]
 fn destination(ctx: &SkLookupContext) -> Option<Destination> {
     let lookup: *const bpf_sk_lookup = ctx.as_ptr().cast();
-    // Every field is read before any is looked at, and volatile: else LLVM merges the reads of the two
-    // branches into one at a computed offset, and kernels before 6.18 refuse that ("dereference of modified
-    // ctx ptr"). The address of the other family reads as 0.
+    // Every field is read before any is looked at, and volatile: else LLVM merges the reads of the
+    // two branches into one at a computed offset, which older kernels refuse ("dereference of
+    // modified ctx ptr"). The address of the other family reads as 0.
     // SAFETY: the context is the kernel's, and sk_lookup programs may read these fields.
     let (protocol, family, port, v4, v6) = unsafe {
         let word = |field: *const u32| core::ptr::read_volatile(field);
@@ -96,8 +96,8 @@ fn assign(ctx: &SkLookupContext, target: &Target, counters: &mut Counters) -> Op
     None
 }
 
-/// NO_REUSEPORT: the workers' sockets are one SO_REUSEPORT group, and the kernel would choose among them
-/// again by hash. REPLACE: a new daemon attaches behind the old one and takes over from it.
+/// NO_REUSEPORT: the workers' sockets are one SO_REUSEPORT group, and the kernel would choose among
+/// them again by hash. REPLACE: a new daemon attaches behind the old one and takes over from it.
 const FLAGS: u64 = (BPF_SK_LOOKUP_F_NO_REUSEPORT | BPF_SK_LOOKUP_F_REPLACE) as u64;
 
 const IPPROTO_TCP: u32 = 6;

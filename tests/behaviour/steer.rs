@@ -1,6 +1,7 @@
 //! Steering by sk_lookup, each test in a network namespace of its own.
 //!
-//! `SLUICE_BPF_OBJECT` names another build of the kernel programs to test instead of the embedded one.
+//! `SLUICE_BPF_OBJECT` names another build of the kernel programs to test instead of the embedded
+//! one.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests fail by panic as tests do")]
 
@@ -233,7 +234,8 @@ fn dropped_it_steers_no_more_though_a_child_holds_its_descriptors() {
         let (mut wait, mut go_on) = io::pipe().unwrap();
         let child = thread::spawn(move || {
             let mut command = Command::new("true");
-            // SAFETY: between fork and exec the closure makes a write and a read call and nothing else.
+            // SAFETY: between fork and exec the closure makes a write and a read call and nothing
+            // else.
             unsafe {
                 command.pre_exec(move || {
                     say_forked.write_all(b"!")?;
@@ -320,7 +322,8 @@ fn no_connection_is_refused_while_sockets_are_replaced() {
             // The other address comes and goes; the first stays through all of it.
             let both = [one("10.9.0.1:80"), one("10.9.0.2:80")];
             steering.set_listener(0, &both[..1 + round % 2], &next).unwrap();
-            // Handshakes that the former sockets had begun are theirs to end; then nothing comes there.
+            // Handshakes that the former sockets had begun are theirs to end; then nothing comes
+            // there.
             go_on(&current.iter().chain(&next).collect::<Vec<_>>());
             go_on(&next.iter().collect::<Vec<_>>());
             for former in &current {
@@ -634,8 +637,8 @@ fn nothing_waits(listener: &TcpListener) -> bool {
     listener.accept().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// Closes sockets and waits until the kernel has: while another test starts a process, that one holds copies
-/// of them for a moment.
+/// Closes sockets and waits until the kernel has: while another test starts a process, that one
+/// holds copies of them for a moment.
 fn close(listeners: Vec<TcpListener>) {
     let inode = |listener: &TcpListener| {
         fs::metadata(format!("/proc/self/fd/{}", listener.as_raw_fd())).unwrap().ino().to_string()
@@ -702,7 +705,8 @@ fn stay_on_one_cpu() {
 
 /// Leaves this thread these capabilities and no others.
 fn keep_capabilities(keep: &[u32]) {
-    // linux/capability.h, version 3: a header, then effective, permitted, inheritable for each half.
+    // linux/capability.h, version 3: a header, then effective, permitted, inheritable for each
+    // half.
     let header: [u32; 2] = [0x2008_0522, 0];
     let mut data = [0_u32; 6];
     // SAFETY: both pointers are to arrays of the layout and size that version 3 has.

@@ -1,7 +1,8 @@
-//! A network namespace for one test: its own loopback, addresses and ports, gone when the test ends.
+//! A network namespace for one test: its own loopback, addresses and ports, gone when the test
+//! ends.
 //!
-//! Needs root. Without it the test fails, unless `SLUICE_UNPRIVILEGED=1` says that this is known; then it
-//! is noted as skipped, on stderr and in the file that `SLUICE_TEST_PRIVILEGED_LOG` names.
+//! Needs root. Without it the test fails, unless `SLUICE_UNPRIVILEGED=1` says that this is known;
+//! then it is noted as skipped, on stderr and in the file that `SLUICE_TEST_PRIVILEGED_LOG` names.
 
 #![allow(clippy::panic, reason = "a test that cannot be set up has failed")]
 

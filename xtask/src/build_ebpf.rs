@@ -1,9 +1,9 @@
-//! Compiles the kernel programs into the object that is checked in, so that everybody else needs no tool
-//! chain for BPF.
+//! Compiles the kernel programs into the object that is checked in, so that everybody else needs no
+//! tool chain for BPF.
 //!
-//! The same sources and the same tool chain give the same bytes in any folder and for any user: paths are
-//! replaced by fixed names, and what could differ by machine is set here. The tool chain is recorded beside
-//! the object; `verify-ebpf` compares.
+//! The same sources and the same tool chain give the same bytes in any folder and for any user:
+//! paths are replaced by fixed names, and what could differ by machine is set here. The tool chain
+//! is recorded beside the object; `verify-ebpf` compares.
 
 use std::ffi::OsString;
 use std::fs;
@@ -58,38 +58,42 @@ impl Tools {
     /// # Errors
     /// One is missing; the message says how to install it.
     pub(crate) fn find() -> anyhow::Result<Self> {
-        // Debian's rustc, not the one that rustup puts first: it comes with the library's sources, and its
-        // LLVM is the one that bpf-linker is built against.
+        // Debian's rustc, not the one that rustup puts first: it comes with the library's sources,
+        // and its LLVM is the one that bpf-linker is built against.
         let bin = Path::new("/usr/bin");
         let (rustc, cargo) = (bin.join("rustc"), bin.join("cargo"));
         let llvm = PathBuf::from(LLVM).join("bin");
         let bpf_linker = cargo_home().join("bin/bpf-linker");
         let bpf_linker =
             if bpf_linker.is_file() { Some(bpf_linker) } else { shell::find("bpf-linker") };
-
-        let mut missing = Vec::new();
-        let packages = [
-            (rustc.clone(), "rustc-web"),
-            (cargo.clone(), "cargo-web"),
-            (library(&rustc).join("core/Cargo.toml"), "rust-web-src"),
-            (llvm.join("llvm-config"), "llvm-22-dev"),
-            (llvm.join("llvm-strip"), "llvm-22"),
-        ];
-        let packages: Vec<_> = packages
-            .into_iter()
-            .filter_map(|(file, package)| (!file.is_file()).then_some(package))
-            .collect();
-        if !packages.is_empty() {
-            missing.push(format!("apt-get install {}", packages.join(" ")));
-        }
-        let Some(bpf_linker) = bpf_linker else {
-            missing.push(format!("LLVM_PREFIX={LLVM} cargo {}", BPF_LINKER.join(" ")));
-            bail!(install(&missing));
-        };
-        if !missing.is_empty() {
-            bail!(install(&missing));
-        }
         let library = library(&rustc);
+
+        let files = [
+            &rustc,
+            &cargo,
+            &library.join("core/Cargo.toml"),
+            &llvm.join("llvm-config"),
+            &llvm.join("llvm-strip"),
+        ];
+        let mut missing: Vec<_> = files
+            .iter()
+            .filter(|file| !file.is_file())
+            .map(|file| file.display().to_string())
+            .collect();
+        if bpf_linker.is_none() {
+            missing.push("bpf-linker".to_owned());
+        }
+        let (Some(bpf_linker), true) = (bpf_linker, missing.is_empty()) else {
+            bail!(
+                "the tool chain of the kernel programs is not complete: no {}. \
+                 `cargo xtask setup-ebpf` installs it as root on Debian; by hand:\n  \
+                 apt-get update && apt-get install --no-install-recommends {}\n  \
+                 LLVM_PREFIX={LLVM} cargo {}",
+                missing.join(", no "),
+                PACKAGES.join(" "),
+                BPF_LINKER.join(" ")
+            );
+        };
         Ok(Self { rustc, cargo, library, bpf_linker, llvm })
     }
 
@@ -134,7 +138,8 @@ impl Tools {
         command
             .current_dir(&source)
             .args(["build", "--locked", "--release", "--target", TRIPLE])
-            // The distribution's rustc is a stable one; compiling `core` for another target is not stable.
+            // The distribution's rustc is a stable one; compiling `core` for another target is not
+            // stable.
             .args(["-Z", "build-std=core"])
             .env("RUSTC_BOOTSTRAP", "1")
             .env("RUSTC", &self.rustc)
@@ -142,8 +147,8 @@ impl Tools {
             .env("CARGO_TARGET_DIR", target)
             .env("CARGO_ENCODED_RUSTFLAGS", self.rustc_flags()?)
             .env("PATH", self.path()?);
-        // What a developer's shell may set and the bytes would show; and what the cargo that runs this task
-        // set for it.
+        // What a developer's shell may set and the bytes would show; and what the cargo that runs
+        // this task set for it.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             let ours = ["CARGO_HOME", "CARGO_TARGET_DIR", "CARGO_ENCODED_RUSTFLAGS"];
@@ -210,14 +215,6 @@ pub(crate) fn sha256(file: &Path) -> anyhow::Result<String> {
     Ok(said.split_whitespace().next().unwrap_or_default().to_owned())
 }
 
-fn install(missing: &[String]) -> String {
-    format!(
-        "the tool chain of the kernel programs is not complete. `cargo xtask setup-ebpf` installs it as root \
-         on Debian; by hand:\n  {}",
-        missing.join("\n  ")
-    )
-}
-
 fn object_folder() -> PathBuf {
     shell::root().join("gateway-ebpf/object")
 }
@@ -256,8 +253,9 @@ const TRIPLE: &str = "bpfel-unknown-none";
 
 const RECORD: &str = "toolchain.txt";
 
-/// Stands before rustc. Cargo makes a crate's id of the folder that it lies in, for crates beside the
-/// workspace that it builds, and the id shows in the names of functions; here it is the same everywhere.
+/// Stands before rustc. Cargo makes a crate's id of the folder that it lies in, for crates beside
+/// the workspace that it builds, and the id shows in the names of functions; here it is the same
+/// everywhere.
 const RUSTC_WRAPPER: &str = r#"#!/bin/sh
 rustc=$1
 shift

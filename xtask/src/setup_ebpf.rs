@@ -1,4 +1,5 @@
-//! Installs the tool chain that compiles the kernel programs, at the versions that built the object.
+//! Installs the tool chain that compiles the kernel programs, at the versions that built the
+//! object.
 
 use std::process::Command;
 

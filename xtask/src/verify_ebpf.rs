@@ -1,8 +1,8 @@
 //! Checks that the object that is checked in comes from the sources beside it.
 //!
-//! With the tool chain that built it, a rebuild must give the same bytes. Another tool chain may give other
-//! bytes; then the rebuilt object must load and behave in the running kernel, and the difference is reported:
-//! that shows that the sources are sound, not that the object is theirs.
+//! With the tool chain that built it, a rebuild must give the same bytes. Another tool chain may
+//! give other bytes; then the rebuilt object must load and behave in the running kernel, and the
+//! difference is reported: that shows that the sources are sound, not that the object is theirs.
 
 use std::fs;
 
@@ -14,8 +14,8 @@ use crate::shell;
 /// Rebuilds and compares.
 ///
 /// # Errors
-/// A tool is missing, the object differs from a rebuild or from its own record, or a rebuilt one does not
-/// pass the tests.
+/// A tool is missing, the object differs from a rebuild or from its own record, or a rebuilt one
+/// does not pass the tests.
 pub(crate) fn run() -> anyhow::Result<()> {
     let recorded = recorded()?;
     let (versions, checksum) = recorded.split_once("sha256 ").context("no checksum is recorded")?;
@@ -55,9 +55,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
     )
     .context("an object that this tool chain built does not pass the tests")?;
     println!(
-        "verify-ebpf: the object of this tool chain passes the tests; it is {} bytes, the one that is checked \
-         in {}. Only the recorded tool chain can tell whether that one is of these sources: install it, or \
-         run `cargo xtask build-ebpf` and commit the object of this one",
+        "verify-ebpf: the object of this tool chain passes the tests; it is {} bytes, the one that \
+         is checked in {}. Only the recorded tool chain can tell whether that one is of these \
+         sources: install it, or run `cargo xtask build-ebpf` and commit the object of this one",
         fs::metadata(&rebuilt)?.len(),
         fs::metadata(object())?.len()
     );

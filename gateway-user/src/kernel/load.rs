@@ -22,9 +22,7 @@ pub enum Unfit {
         missing: String,
     },
     /// The kernel forbids it although the capabilities are there.
-    #[error(
-        "the kernel forbids to {what}; a seccomp profile, lockdown or a user namespace stands before it"
-    )]
+    #[error("the kernel forbids to {what}: by a seccomp profile, lockdown or a user namespace")]
     Forbidden {
         /// What was to be done.
         what: String,
@@ -64,7 +62,8 @@ pub(super) const OBJECT: &[u8] =
 
 #[cfg(target_endian = "big")]
 compile_error!(
-    "the kernel programs are compiled for little-endian machines: gateway-ebpf/object/sluice.bpf.o would not load"
+    "the kernel programs are compiled for little-endian machines; \
+     gateway-ebpf/object/sluice.bpf.o would not load here"
 );
 
 /// Creates the maps and prepares the programs of `object`; nothing is attached.
@@ -88,8 +87,8 @@ pub(super) fn load(object: &[u8], log: KernelLog) -> Result<Ebpf, Unfit> {
     })
 }
 
-/// Attaches the sk_lookup program `name` to the network namespace of the calling thread. It stays until
-/// `ebpf` is dropped.
+/// Attaches the sk_lookup program `name` to the network namespace of the calling thread. It stays
+/// until `ebpf` is dropped.
 pub(super) fn attach(ebpf: &mut Ebpf, name: &str) -> Result<(), Unfit> {
     let program: &mut SkLookup = ebpf
         .program_mut(name)
@@ -130,7 +129,8 @@ impl Unfit {
         }
     }
 
-    /// From a load that failed: the verifier minds something, or the kernel does before it comes to that.
+    /// From a load that failed: the verifier minds something, or the kernel does before it comes to
+    /// that.
     fn refused(what: &str, program: &str, source: io::Error, log: &str) -> Self {
         match last_line(log) {
             Some(line) => Self::Refused { program: program.to_owned(), line },
@@ -176,8 +176,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Kernels before 5.11 count maps against RLIMIT_MEMLOCK, whose default of 64 KiB is too small. Best effort:
-/// without the right to raise it, creating the maps says so.
+/// Kernels before 5.11 count maps against RLIMIT_MEMLOCK, whose default of 64 KiB is too small.
+/// Best effort: without the right to raise it, creating the maps says so.
 fn raise_memory_limit() {
     if Release::running().is_none_or(|release| release >= Release(5, 11, 0)) {
         return;
@@ -195,7 +195,8 @@ mod tests {
 
     #[test]
     fn the_verifiers_complaint_is_found() {
-        let log = "0: R1=ctx()\n1: (79) r2 = *(u64 *)(r1 +8)\ninvalid bpf_context access off=8 size=8\n\
+        let log = "0: R1=ctx()\n1: (79) r2 = *(u64 *)(r1 +8)\n\
+                   invalid bpf_context access off=8 size=8\n\
                    verification time 40 usec\nstack depth 0\nprocessed 2 insns (limit 1000000)\n\n";
         let want = "invalid bpf_context access off=8 size=8";
         assert_eq!(last_line(log).as_deref(), Some(want));

@@ -36,8 +36,8 @@ impl KernelLogReader {
 impl KernelLogReader {
     /// Passes on records as they come, until dropped. Needs a tokio runtime.
     pub async fn follow(self) {
-        // SAFETY: the reader owns the ring buffer's descriptor for as long as it lives, always names the
-        // same one, and lives in the registration until that is dropped.
+        // SAFETY: the reader owns the ring buffer's descriptor for as long as it lives, always
+        // names the same one, and lives in the registration until that is dropped.
         let registered = unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) };
         let Ok(mut log) = registered else {
             tracing::warn!("what the kernel programs say cannot be read");
@@ -62,8 +62,8 @@ impl AsFd for KernelLogReader {
     }
 }
 
-/// The level as the programs compare it. With 0 no message is enabled; as the value is constant to the
-/// verifier it removes the logging code, so that a silent program costs nothing.
+/// The level as the programs compare it. With 0 no message is enabled; as the value is constant to
+/// the verifier it removes the logging code, so that a silent program costs nothing.
 pub(super) fn level(log: KernelLog) -> u8 {
     match log {
         KernelLog::Off => 0,

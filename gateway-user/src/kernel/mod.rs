@@ -1,11 +1,12 @@
 //! The kernel's part: loads the programs, fills their maps, reads what they report.
 //!
-//! The only module that names aya. Everything in it may be missing on a host; then the gateway serves by
-//! ordinary listeners and the userspace relay, so nothing here is an error of the daemon: what does not
-//! work says why ([`Unfit`], [`Feature`]).
+//! The only module that names aya. Everything in it may be missing on a host; then the gateway
+//! serves by ordinary listeners and the userspace relay, so nothing here is an error of the daemon:
+//! what does not work says why ([`Unfit`], [`Feature`]).
 //!
-//! Calls here are system calls, some of which wait for the kernel; they belong on a thread of their own,
-//! never on a worker. Programs and maps live as long as the value that holds them: nothing is pinned.
+//! Calls here are system calls, some of which wait for the kernel; they belong on a thread of their
+//! own, never on a worker. Programs and maps live as long as the value that holds them: nothing is
+//! pinned.
 
 mod load;
 mod log;

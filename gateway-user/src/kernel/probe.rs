@@ -1,7 +1,7 @@
 //! What this host's kernel can do, found by trying.
 //!
-//! A feature that does not work is no error: it names its reason, and the gateway takes the other path.
-//! Versions decide only where nothing else can: a bug that shows itself under load alone.
+//! A feature that does not work is no error: it names its reason, and the gateway takes the other
+//! path. Versions decide only where nothing else can: a bug that shows itself under load alone.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -29,9 +29,10 @@ pub struct Feature {
     pub reason: String,
 }
 
-/// Tries every feature, in the order in which one needs another. Takes some milliseconds; leaves nothing
-/// behind. A connection over the loopback interface is made, and steered by a program that is attached to
-/// the calling thread's network namespace meanwhile and concerns this connection only.
+/// Tries every feature, in the order in which one needs another. Takes some milliseconds; leaves
+/// nothing behind. A connection over the loopback interface is made, and steered by a program that
+/// is attached to the calling thread's network namespace meanwhile and concerns this connection
+/// only.
 pub fn probe() -> Vec<Feature> {
     let (sk_lookup, listener_map) = steering();
     vec![
@@ -60,8 +61,8 @@ fn capabilities() -> Result<String, String> {
     Err(format!("this process lacks {}", missing.join(" and ")))
 }
 
-/// Steers one connection from a port where nobody listens to a listener elsewhere. Tells of sk_lookup and
-/// of listening sockets in maps, as neither shows without the other.
+/// Steers one connection from a port where nobody listens to a listener elsewhere. Tells of
+/// sk_lookup and of listening sockets in maps, as neither shows without the other.
 fn steering() -> (Result<String, String>, Result<String, String>) {
     let mut steering = match Steering::start(KernelLog::Off) {
         Ok(steering) => steering,
@@ -183,8 +184,9 @@ fn brief(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
-/// Whether a redirected segment is delivered once. Kernels from 5.11 on could deliver the front of one
-/// twice when the receiver's buffer was short; the mend came in 6.16 (3b4f14b7) and in some older lines.
+/// Whether a redirected segment is delivered once. Kernels from 5.11 on could deliver the front of
+/// one twice when the receiver's buffer was short; the mend came in 6.16 (3b4f14b7) and in some
+/// older lines.
 fn redirect_once(release: Option<Release>, text: &str) -> Result<String, String> {
     let Some(release) = release else {
         return Err("the kernel's release is not known".to_owned());
@@ -206,10 +208,12 @@ fn redirect_once(release: Option<Release>, text: &str) -> Result<String, String>
             Ok(format!("kernel {text} has the mend of the duplicate-data bug"))
         }
         Some(Release(.., patch)) => Err(format!(
-            "kernel {text} can deliver redirected data twice; {major}.{minor}.{patch} is mended"
+            "kernel {text} can deliver redirected data twice, so nothing is spliced; \
+             {major}.{minor}.{patch} is mended"
         )),
         None => Err(format!(
-            "kernel {text} can deliver redirected data twice, and its line has no mend"
+            "kernel {text} can deliver redirected data twice, so nothing is spliced; \
+             its line has no mend, 6.16 has"
         )),
     }
 }

@@ -1,4 +1,5 @@
-//! The pods' scores in their map: what the gateway makes of each pod, for kernel programs and tools to see.
+//! The pods' scores in their map: what the gateway makes of each pod, for kernel programs and tools
+//! to see.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -32,7 +33,8 @@ pub struct PublishedScore {
     /// The score.
     #[serde(flatten)]
     pub entry: ScoreEntry,
-    /// How long ago it was written, in milliseconds. Well above 1,000 the gateway has stopped publishing.
+    /// How long ago it was written, in milliseconds. Well above 1,000 the gateway has stopped
+    /// publishing.
     pub age_ms: u64,
 }
 
@@ -125,7 +127,8 @@ impl PublishedScore {
     }
 }
 
-/// Whether what stands in the map says the same as `new` and is not so old that readers would doubt it.
+/// Whether what stands in the map says the same as `new` and is not so old that readers would doubt
+/// it.
 fn still_good(old: &Score, new: &Score) -> bool {
     let same = Score { published_ns: old.published_ns, ..*new } == *old;
     same && new.published_ns.saturating_sub(old.published_ns) < REWRITE_NS
@@ -138,7 +141,8 @@ fn monotonic_ns() -> u64 {
     now.as_nanos() as u64
 }
 
-/// An unchanged score is written again after this long, so that its age shows whether anyone still publishes.
+/// An unchanged score is written again after this long, so that its age shows whether anyone still
+/// publishes.
 const REWRITE_NS: u64 = 1_000_000_000;
 
 #[cfg(test)]

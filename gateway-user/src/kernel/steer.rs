@@ -1,7 +1,7 @@
 //! Steering: sk_lookup gives new connections to the workers' listening sockets.
 //!
-//! [`Steering`] owns the loaded program and is the only writer of its maps. It never accepts, binds or
-//! closes a socket: the workers do, and a socket that closes leaves the map by itself.
+//! [`Steering`] owns the loaded program and is the only writer of its maps. It never accepts, binds
+//! or closes a socket: the workers do, and a socket that closes leaves the map by itself.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,8 +22,8 @@ use super::log::KernelLogReader;
 use super::scores::{Publication, PublishedScore, ScoreEntry, Scores};
 use crate::config::{KernelLog, VirtualAddress};
 
-/// The steering of one network namespace. Dropped, it is detached, and connections find their listeners
-/// the ordinary way again.
+/// The steering of one network namespace. Dropped, it is detached, and connections find their
+/// listeners the ordinary way again.
 pub struct Steering {
     // First, so that it is detached before anything else goes.
     ebpf: Ebpf,
@@ -36,11 +36,11 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// Loads the programs and attaches them to the calling thread's network namespace. No connection is
-    /// steered before [`Steering::set_listener`].
+    /// Loads the programs and attaches them to the calling thread's network namespace. No
+    /// connection is steered before [`Steering::set_listener`].
     ///
-    /// Where another program steers as well, the one attached last decides for what both claim: so a new
-    /// daemon takes over from an old one that still runs.
+    /// Where another program steers as well, the one attached last decides for what both claim: so
+    /// a new daemon takes over from an old one that still runs.
     ///
     /// # Errors
     /// The host cannot, or may not.
@@ -71,13 +71,14 @@ impl Steering {
         self.log.take()
     }
 
-    /// Gives new connections to any of `destinations` to `sockets`, in turn, instead of what `listener`
-    /// (below 64) had before. At no time is a connection refused, and once this returns none reaches a
-    /// former socket any more; what waits in its accept queue is still the caller's to accept.
+    /// Gives new connections to any of `destinations` to `sockets`, in turn, instead of what
+    /// `listener` (below 64) had before. At no time is a connection refused, and once this returns
+    /// none reaches a former socket any more; what waits in its accept queue is still the caller's
+    /// to accept.
     ///
-    /// Sockets listen already, one for each worker. A v6 destination needs v6 sockets, a v4 destination v4
-    /// or dual-stack ones. The sockets should be one SO_REUSEPORT group, as the kernel keeps SYN cookies by
-    /// group and the answer to one may reach another socket of it.
+    /// Sockets listen already, one for each worker. A v6 destination needs v6 sockets, a v4
+    /// destination v4 or dual-stack ones. The sockets should be one SO_REUSEPORT group, as the
+    /// kernel keeps SYN cookies by group and the answer to one may reach another socket of it.
     ///
     /// # Errors
     /// The arguments do not fit together, or the kernel refused; then the listener is as it was.
@@ -95,8 +96,8 @@ impl Steering {
         let target = Target { first: first_slot(listener, bank), count, listener };
         let new = Listener { bank, target, blocks };
 
-        // The new sockets are all in place before the first destination points at them, and a destination
-        // changes from the old ones to the new in one step.
+        // The new sockets are all in place before the first destination points at them, and a
+        // destination changes from the old ones to the new in one step.
         if let Err(error) = self.fill(target, sockets).and_then(|()| self.point(&new)) {
             self.withdraw(&new, listener);
             return Err(error);
@@ -133,8 +134,9 @@ impl Steering {
         self.listeners.keys().map(|listener| self.listener_counters(*listener)).collect()
     }
 
-    /// Writes the pods' scores where kernel programs and tools see them, and takes out pods that are not
-    /// among `entries` any more. Only what changed is written, and what was written a second ago.
+    /// Writes the pods' scores where kernel programs and tools see them, and takes out pods that
+    /// are not among `entries` any more. Only what changed is written, and what was written a
+    /// second ago.
     ///
     /// # Errors
     /// The kernel refused; what was not written is tried again next time.
@@ -150,8 +152,8 @@ impl Steering {
         self.scores.read().map_err(|error| SteerError::kernel("read scores", error))
     }
 
-    /// Size of the sk_lookup program as the kernel runs it, in bytes before it is compiled to machine code;
-    /// `None` if the kernel does not tell. With the log off it is the smallest.
+    /// Size of the sk_lookup program as the kernel runs it, in bytes before it is compiled to
+    /// machine code; `None` if the kernel does not tell. With the log off it is the smallest.
     pub fn program_bytes(&self) -> Option<u32> {
         self.ebpf.program("steer")?.info().ok()?.size_translated()
     }
@@ -178,7 +180,7 @@ impl Steering {
                 (*id != listener && other.blocks.contains(&block)).then_some(*id)
             };
             if let Some(by) = self.listeners.iter().find_map(taken) {
-                return Err(SteerError::Taken { address: *address, by });
+                return Err(SteerError::Taken { block: *address, by });
             }
         }
         let others = self.listeners.iter().filter(|(id, _)| **id != listener);
@@ -253,8 +255,9 @@ impl Steering {
 
 impl Drop for Steering {
     fn drop(&mut self) {
-        // The program is detached when the last copy of its descriptor is closed, and a child process that has
-        // not come to exec yet holds one. Without destinations it steers nothing from here on.
+        // The program is detached when the last copy of its descriptor is closed, and a child
+        // process that has not come to exec yet holds one. Without destinations it steers nothing
+        // from here on.
         for listener in std::mem::take(&mut self.listeners).into_values() {
             for block in listener.blocks {
                 let _ = self.forget(block);
@@ -268,7 +271,8 @@ impl Drop for Steering {
 pub struct ListenerCounters {
     /// The listener's number.
     pub listener: u32,
-    /// Connections given to a worker (under a SYN flood, lookups: one more when a cookie comes back).
+    /// Connections given to a worker (under a SYN flood, lookups: one more when a cookie comes
+    /// back).
     pub steered: u64,
     /// Slots passed over because their worker listened no more.
     pub retried: u64,
@@ -319,10 +323,10 @@ pub enum SteerError {
         source: io::Error,
     },
     /// Another listener has this destination.
-    #[error("{}/{} port {} belongs to listener {by}", .address.address, .address.prefix, .address.port)]
+    #[error("{}/{} port {} belongs to listener {by}", .block.address, .block.prefix, .block.port)]
     Taken {
         /// The destination.
-        address: VirtualAddress,
+        block: VirtualAddress,
         /// Who has it.
         by: u32,
     },
@@ -380,13 +384,15 @@ fn first_slot(listener: u32, bank: u32) -> u32 {
     (listener * 2 + bank) * MAX_WORKERS
 }
 
-/// Waits until every program run that began before has ended: one may have read the old target already.
-/// membarrier(2) promises that in passing, as its global form is the kernel's RCU grace period.
+/// Waits until every program run that began before has ended: one may have read the old target
+/// already. membarrier(2) promises that in passing, as its global form is the kernel's RCU grace
+/// period.
 fn grace_period() {
     // SAFETY: the call takes three integers and touches no memory of ours.
     let done = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
     if done != 0 {
-        // Not there on nohz_full kernels and behind some seccomp profiles; a run takes microseconds.
+        // Not there on nohz_full kernels and behind some seccomp profiles; a run takes
+        // microseconds.
         std::thread::sleep(Duration::from_millis(20));
     }
 }
