@@ -13,6 +13,7 @@ mod bodies;
 mod cuts;
 mod framing;
 mod http;
+mod kernel;
 mod models;
 mod recorder;
 mod relay;

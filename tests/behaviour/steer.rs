@@ -1,29 +1,25 @@
 //! Steering by sk_lookup, each test in a network namespace of its own.
-//!
-//! `SLUICE_BPF_OBJECT` names another build of the kernel programs to test instead of the embedded
-//! one.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests fail by panic as tests do")]
 
-use std::collections::BTreeSet;
-use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
 
-use gateway_user::config::{KernelLog, VirtualAddress};
-use gateway_user::kernel::{
-    ListenerCounters, Publication, ScoreEntry, SteerError, Steering, Unfit, probe,
-};
+use gateway_user::config::KernelLog;
+use gateway_user::kernel::{ListenerCounters, SteerError};
 use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
 use sluice_tests::netns;
+use sluice_tests::steering::{
+    BLOCKS, PATIENCE, accept, address, block, close, counters, dial, drain, group, nothing_waits,
+    one, refused, start,
+};
 use socket2::{Domain, SockRef, Socket, Type};
 
 #[test]
@@ -450,248 +446,6 @@ fn counters_are_kept_by_listener() {
     });
 }
 
-#[test]
-fn scores_are_published_and_read_back() {
-    netns::run(BLOCKS, || {
-        let entry = |pool, endpoint: &str, score| ScoreEntry {
-            pool,
-            endpoint: address(endpoint),
-            score,
-            in_flight: pool + 40,
-            ready: pool % 2 == 0,
-            fresh: score > 1.0,
-        };
-        let read = |steering: &Steering| -> Vec<ScoreEntry> {
-            steering.scores().unwrap().iter().map(|published| published.entry).collect()
-        };
-        let did = |written, removed, left_out| Publication { written, removed, left_out };
-        let mut steering = start(KernelLog::Off);
-        assert_eq!(read(&steering), []);
-
-        let mut pods = vec![
-            entry(0, "10.0.0.1:8000", 0.5),
-            entry(0, "[2001:db8::1]:8000", 7.25),
-            entry(1, "10.0.0.1:8000", 1.0),
-        ];
-        assert_eq!(steering.publish(&pods).unwrap(), did(3, 0, 0));
-        let mut seen = read(&steering);
-        seen.sort_by_key(|entry| (entry.pool, entry.endpoint));
-        assert_eq!(seen, pods);
-
-        pods.remove(1);
-        pods[0].score = 0.75;
-        let done = steering.publish(&pods).unwrap();
-        assert_eq!(done.removed, 1);
-        assert_eq!(read(&steering), pods);
-
-        let crowd: Vec<_> = (0..4100).map(|i| entry(i, "10.0.0.9:80", 1.0)).collect();
-        assert_eq!(steering.publish(&crowd).unwrap(), did(4096, 2, 4));
-        assert_eq!(read(&steering), crowd[..4096]);
-    });
-}
-
-#[test]
-fn a_silent_program_is_smaller_and_says_nothing() {
-    netns::run(BLOCKS, || {
-        // Connections made and refused, to messages seen.
-        let messages = |level| {
-            let workers = group(1, "127.0.0.1:0");
-            let mut steering = start(level);
-            let mut log = steering.take_log().unwrap();
-            assert!(steering.take_log().is_none());
-            steering.set_listener(0, &[one("10.9.0.1:80")], &workers).unwrap();
-            let _clients: Vec<_> = (0..3).map(|_| dial("10.9.0.1:80").unwrap()).collect();
-            close(workers);
-            refused("10.9.0.1:80");
-            (steering.program_bytes().unwrap(), log.flush())
-        };
-        let (off, warn, debug) =
-            (messages(KernelLog::Off), messages(KernelLog::Warn), messages(KernelLog::Debug));
-        assert_eq!((off.1, warn.1, debug.1), (0, 1, 4));
-        assert!(off.0 < warn.0 && warn.0 < debug.0, "{off:?} {warn:?} {debug:?}");
-    });
-}
-
-#[test]
-fn two_capabilities_are_enough_and_each_is_needed() {
-    netns::run(BLOCKS, || {
-        let workers = group(1, "127.0.0.1:0");
-        keep_capabilities(&[CAP_BPF, CAP_NET_ADMIN]);
-        let mut steering = start(KernelLog::Debug);
-        steering.set_listener(0, &[one("10.9.0.1:80")], &workers).unwrap();
-        let _client = dial("10.9.0.1:80").unwrap();
-        accept(&workers[0]);
-        steering.publish(&[]).unwrap();
-        assert_eq!(counters(&steering), (1, 0, 0));
-        unavailable(&[]);
-        drop(steering);
-
-        keep_capabilities(&[CAP_BPF]);
-        let unfit = Steering::start(KernelLog::Off).map(|_| ()).unwrap_err();
-        assert!(matches!(&unfit, Unfit::Capability { missing } if missing == "CAP_NET_ADMIN"));
-        keep_capabilities(&[]);
-        let unfit = Steering::start(KernelLog::Off).map(|_| ()).unwrap_err();
-        assert_eq!(
-            unfit.to_string(),
-            "steering needs CAP_BPF and CAP_NET_ADMIN; this process lacks CAP_BPF and CAP_NET_ADMIN"
-        );
-        // What a map or a program is needed for does not work, and says why.
-        unavailable(&[
-            "capabilities",
-            "sk_lookup",
-            "listener_map",
-            "sk_skb",
-            "sk_msg",
-            "sock_ops",
-            "bpf_loop",
-            "ring_buffer",
-        ]);
-    });
-}
-
-#[test]
-fn a_foreign_object_is_refused_in_plain_words() {
-    netns::run(BLOCKS, || {
-        let unfit = Steering::start_object(b"not an object", KernelLog::Off).map(|_| ());
-        let said = unfit.unwrap_err().to_string();
-        assert!(said.starts_with("the object with the kernel programs does not fit"), "{said}");
-    });
-}
-
-/// Blocks of addresses that are local in every test's namespace.
-const BLOCKS: &[&str] = &["10.9.0.0/16", "fd09::/48"];
-
-/// Long enough for a loaded machine; nothing is measured by it.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-fn start(log: KernelLog) -> Steering {
-    let started = match std::env::var_os("SLUICE_BPF_OBJECT") {
-        Some(path) => Steering::start_object(&fs::read(path).unwrap(), log),
-        None => Steering::start(log),
-    };
-    started.unwrap_or_else(|unfit| panic!("{unfit}"))
-}
-
-fn address(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
-
-/// One address and port.
-fn one(text: &str) -> VirtualAddress {
-    let at = address(text);
-    let prefix = if at.is_ipv4() { 32 } else { 128 };
-    VirtualAddress { address: at.ip(), prefix, port: at.port() }
-}
-
-fn block(address: &str, prefix: u8, port: u16) -> VirtualAddress {
-    VirtualAddress { address: address.parse::<IpAddr>().unwrap(), prefix, port }
-}
-
-/// `count` sockets that listen at one address, as one SO_REUSEPORT group; v6 ones are dual-stack.
-fn group(count: usize, at: &str) -> Vec<TcpListener> {
-    let mut at = address(at);
-    (0..count)
-        .map(|_| {
-            let socket = Socket::new(Domain::for_address(at), Type::STREAM, None).unwrap();
-            socket.set_reuse_port(true).unwrap();
-            if at.is_ipv6() {
-                socket.set_only_v6(false).unwrap();
-            }
-            socket.bind(&at.into()).unwrap();
-            socket.listen(4096).unwrap();
-            socket.set_nonblocking(true).unwrap();
-            let listener = TcpListener::from(socket);
-            at = listener.local_addr().unwrap();
-            listener
-        })
-        .collect()
-}
-
-fn dial(to: &str) -> io::Result<TcpStream> {
-    TcpStream::connect_timeout(&address(to), PATIENCE)
-}
-
-fn refused(to: &str) {
-    match dial(to) {
-        Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}"),
-        Ok(_) => panic!("{to} is not refused"),
-    }
-}
-
-fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match listener.accept() {
-            Ok(accepted) => return accepted,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => panic!("accept: {error}"),
-        }
-        assert!(Instant::now() < deadline, "no connection arrived");
-        // A listener that a test bound plainly would block for ever.
-        SockRef::from(listener).set_nonblocking(true).unwrap();
-        thread::yield_now();
-    }
-}
-
-fn nothing_waits(listener: &TcpListener) -> bool {
-    listener.accept().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
-}
-
-/// Closes sockets and waits until the kernel has: while another test starts a process, that one
-/// holds copies of them for a moment.
-fn close(listeners: Vec<TcpListener>) {
-    let inode = |listener: &TcpListener| {
-        fs::metadata(format!("/proc/self/fd/{}", listener.as_raw_fd())).unwrap().ino().to_string()
-    };
-    let inodes: BTreeSet<String> = listeners.iter().map(inode).collect();
-    drop(listeners);
-    let deadline = Instant::now() + PATIENCE;
-    let open = |table: &str| {
-        let table = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap();
-        table.lines().any(|line| line.split_whitespace().nth(9).is_some_and(|i| inodes.contains(i)))
-    };
-    while open("tcp") || open("tcp6") {
-        assert!(Instant::now() < deadline, "a listening socket stays");
-        thread::yield_now();
-    }
-}
-
-/// Accepts `total` connections and says how many each worker got.
-fn drain(workers: &[TcpListener], total: usize) -> Vec<usize> {
-    let mut counts = vec![0; workers.len()];
-    let deadline = Instant::now() + PATIENCE;
-    while counts.iter().sum::<usize>() < total {
-        assert!(Instant::now() < deadline, "{counts:?} arrived of {total}");
-        for (worker, count) in workers.iter().zip(&mut counts) {
-            while worker.accept().is_ok() {
-                *count += 1;
-            }
-        }
-    }
-    assert!(workers.iter().all(nothing_waits), "more than {total} arrived");
-    counts
-}
-
-/// Steered, retried and dropped, of all listeners together.
-fn counters(steering: &Steering) -> (u64, u64, u64) {
-    let all = steering.counters().unwrap();
-    let sum = |of: fn(&ListenerCounters) -> u64| all.iter().map(of).sum();
-    (sum(|c| c.steered), sum(|c| c.retried), sum(|c| c.dropped))
-}
-
-/// The probe finds exactly these features missing, and gives a reason for each feature.
-fn unavailable(want: &[&str]) {
-    let features = probe();
-    assert!(features.iter().all(|feature| !feature.reason.is_empty()), "{features:?}");
-    // Depends on the kernel's version, not on rights.
-    let missing: BTreeSet<_> = features
-        .iter()
-        .filter(|feature| !feature.available && feature.name != "redirect_once")
-        .map(|feature| feature.name)
-        .collect();
-    assert_eq!(missing, want.iter().copied().collect(), "{features:?}");
-}
-
 /// An IPv4-mapped address as IPv4.
 fn plain(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip().to_canonical(), at.port())
@@ -702,23 +456,3 @@ fn stay_on_one_cpu() {
     one.set(sched_getcpu().unwrap()).unwrap();
     sched_setaffinity(Pid::from_raw(0), &one).unwrap();
 }
-
-/// Leaves this thread these capabilities and no others.
-fn keep_capabilities(keep: &[u32]) {
-    // linux/capability.h, version 3: a header, then effective, permitted, inheritable for each
-    // half.
-    let header: [u32; 2] = [0x2008_0522, 0];
-    let mut data = [0_u32; 6];
-    // SAFETY: both pointers are to arrays of the layout and size that version 3 has.
-    let got = unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), data.as_mut_ptr()) };
-    assert_eq!(got, 0, "capget: {}", io::Error::last_os_error());
-    // What is permitted stays, so that a later call may pick others.
-    let bits = keep.iter().fold(0_u64, |bits, cap| bits | 1 << cap);
-    (data[0], data[3]) = (bits as u32, (bits >> 32) as u32);
-    // SAFETY: as above.
-    let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()) };
-    assert_eq!(set, 0, "capset: {}", io::Error::last_os_error());
-}
-
-const CAP_NET_ADMIN: u32 = 12;
-const CAP_BPF: u32 = 39;

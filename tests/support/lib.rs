@@ -1,5 +1,5 @@
 //! What the tests share: [`gateway`] starts the real binary, [`client`] says and sees every byte, [`engine`] is a
-//! simulated model server, [`pod`] one that a test writes by hand, [`netns`] a network of a test's own, [`bench`]
+//! simulated model server, [`pod`] one that a test writes by hand, [`netns`] a network of a test's own, [`steering`] what is steered there, [`bench`]
 //! what the benchmarks have in common.
 
 #![allow(
@@ -17,3 +17,4 @@ pub mod engine;
 pub mod gateway;
 pub mod netns;
 pub mod pod;
+pub mod steering;

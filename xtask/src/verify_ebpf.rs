@@ -50,7 +50,16 @@ pub(crate) fn run() -> anyhow::Result<()> {
     );
     shell::run(
         shell::cargo()
-            .args(["test", "-p", "sluice-tests", "--test", "behaviour", "steer::"])
+            .args([
+                "test",
+                "-p",
+                "sluice-tests",
+                "--test",
+                "behaviour",
+                "--",
+                "kernel::",
+                "steer::",
+            ])
             .env("SLUICE_BPF_OBJECT", &rebuilt),
     )
     .context("an object that this tool chain built does not pass the tests")?;
