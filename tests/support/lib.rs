@@ -1,6 +1,7 @@
-//! What the tests share: [`gateway`] starts the real binary, [`client`] says and sees every byte, [`engine`] is a
-//! simulated model server, [`pod`] one that a test writes by hand, [`netns`] a network of a test's own, [`steering`] what is steered there, [`bench`]
-//! what the benchmarks have in common.
+//! What the tests share: [`gateway`] starts the real binary, [`client`] says and sees every byte,
+//! [`engine`] is a simulated model server, [`pod`] one that a test writes by hand, [`netns`] a
+//! network of a test's own, [`steering`] what is steered there, [`bench`] what the benchmarks have
+//! in common.
 
 #![allow(
     clippy::expect_used,
