@@ -14,8 +14,10 @@ mod stop;
 mod summary;
 mod view;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::Path;
 use std::sync::atomic::AtomicU32;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,7 +30,7 @@ use crate::shell;
 use live::Live;
 use load::{Results, Tally, WINDOW};
 use pods::{ADAPTERS, MODEL};
-use setup::Running;
+use setup::{Place, Running};
 use stop::Stop;
 use summary::Summary;
 use view::{Status, paths};
@@ -65,8 +67,10 @@ pub(crate) struct Options {
 /// # Errors
 /// Something could not be built or started, or ended on its own, or a request of `--requests` failed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    // First, so that Ctrl-C ends a build as usual.
+    let place = Place::prepare(options)?;
     let stop = Stop::on_signals()?;
-    let running = Running::start(options, &stop)?;
+    let running = Running::start(place, &stop)?;
     let (results, next) = (Results::default(), AtomicU32::new(0));
     thread::scope(|scope| {
         // In here, so that the gateway ends before its clients are waited for: they cannot hang then.
@@ -132,10 +136,6 @@ fn send(
     stop: &Stop,
     is_done: impl Fn() -> bool,
 ) -> anyhow::Result<()> {
-    let (status, _) = running.look()?;
-    if !options.json {
-        println!("{}", introduction(running, &status));
-    }
     shell::progress(format_args!("sending {requests} streamed chat requests"));
     let mut live = Live::new();
     // A table in place, or else a word now and then.
@@ -159,13 +159,10 @@ fn send(
         }
     }
     let tally = results.tally();
-    let summary =
-        Summary::new(&tally, &settled_paths(running, &tally)?, status.steering.to_string());
-    if options.json {
-        println!("{}", serde_json::to_string(&summary)?);
-    } else {
-        println!("{}", summary.table());
-    }
+    let (status, paths) = settled(running, &tally)?;
+    let summary = Summary::new(&tally, &paths, status.steering.to_string());
+    let text = if options.json { serde_json::to_string(&summary)? } else { summary.table() };
+    writeln!(std::io::stdout(), "{text}")?;
     let Tally { ok, errors, last_error, .. } = tally;
     ensure!(
         ok == u64::from(requests),
@@ -175,16 +172,18 @@ fn send(
     Ok(())
 }
 
-/// Answers by path, once the gateway has counted every one: it counts behind the last byte.
-fn settled_paths(
+/// The gateway's state and its answers by path, once it has counted every one: it does so behind the last
+/// byte.
+fn settled(
     running: &mut Running,
     tally: &Tally,
-) -> anyhow::Result<std::collections::BTreeMap<String, u64>> {
+) -> anyhow::Result<(Status, BTreeMap<String, u64>)> {
     let start = Instant::now();
     loop {
-        let paths = paths(&running.look()?.1);
+        let (status, metrics) = running.look()?;
+        let paths = paths(&metrics);
         if paths.values().sum::<u64>() >= tally.ok || start.elapsed() > SETTLE {
-            return Ok(paths);
+            return Ok((status, paths));
         }
         thread::sleep(POLL);
     }
@@ -192,32 +191,41 @@ fn settled_paths(
 
 fn introduction(running: &Running, status: &Status) -> String {
     let Running { address, admin, config, programs, features, .. } = running;
+    let (sluice, config) = (near(&programs.join("sluice")), near(config));
     let mut text = format!(
-        "\nSluice serves {MODEL} and its adapters {} at http://{address}\n\n\
-         \x20 curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n\
-         \x20   -d '{{\"model\": \"{MODEL}\", \"stream\": true, \
-         \"messages\": [{{\"role\": \"user\", \"content\": \"hello\"}}]}}'\n\n\
-         \x20 OpenAI clients    base_url http://{address}/v1, any api_key\n\
-         \x20 admin             http://{admin}/status /metrics /readyz; {}/sluice status --admin {admin}\n\
-         \x20 configuration     {}\n\
-         \x20 by hand           {}/sluice run --config {}\n",
-        ADAPTERS.join(" and "),
-        programs.display(),
-        config.display(),
-        programs.display(),
-        config.display(),
+        "
+Sluice serves {MODEL} and its adapters {adapters} at http://{address}
+
+  curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{\"model\": \"{MODEL}\", \"stream\": true, \
+         \"messages\": [{{\"role\": \"user\", \"content\": \"hello\"}}]}}'
+
+  OpenAI clients   base_url http://{address}/v1, any api_key
+  admin pages      http://{admin}/status, /metrics, /readyz
+  status           {sluice} status --admin {admin}
+  configuration    {config}
+  gateway by hand  {sluice} run --config {config}
+
+Simulated model servers (kill one, and requests go to the others):
+",
+        adapters = ADAPTERS.join(" and "),
     );
     // Writing to a string cannot fail.
     for (name, gpu, pid) in running.pods() {
-        let _ = writeln!(text, "  {name:<17} simulated model server, {gpu:<5} process {pid}");
+        let _ = writeln!(text, "  {name:<16} {gpu:<6} process {pid}");
     }
-    let _ = writeln!(text, "\nSteering: {}", status.steering);
-    let _ = writeln!(text, "Kernel features:");
+    let _ = writeln!(text, "\nSteering: {}\nKernel features:", status.steering);
     for feature in features {
         let mark = if feature.available { "on" } else { "off" };
-        let _ = writeln!(text, "  {:<17} {mark:<4} {}", feature.name, feature.reason);
+        let _ = writeln!(text, "  {:<16} {mark:<4} {}", feature.name, feature.reason);
     }
     text
+}
+
+/// A path as one would type it from here.
+fn near(path: &Path) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    path.strip_prefix(here).unwrap_or(path).display().to_string()
 }
 
 /// Between two tables.

@@ -184,7 +184,7 @@ fn table(rows: &[Row]) -> Vec<String> {
 fn line(cells: [&str; 9]) -> String {
     let [pod, gpu, score, in_flight, queue, kv, p50, p99, rate] = cells;
     format!(
-        "{pod:<8} {gpu:<6} {score:>6} {in_flight:>9} {queue:>6} {kv:>7} {p50:>9} {p99:>9} {rate:>9}"
+        "{pod:<8} {gpu:<6} {score:>6} {in_flight:>10} {queue:>6} {kv:>7} {p50:>9} {p99:>9} {rate:>9}"
     )
 }
 
@@ -226,8 +226,8 @@ mod tests {
         assert_eq!(
             lines.get(1..3).unwrap(),
             [
-                "pod-1    h100     7.46        12      3     13%     58 ms  12345 ms      1234",
-                "pod-4                -         0      -       -         -         -         -"
+                "pod-1    h100     7.46         12      3     13%     58 ms  12345 ms      1234",
+                "pod-4                -          0      -       -         -         -         -"
             ]
         );
         assert_eq!(lines.len(), 4);
@@ -258,7 +258,7 @@ mod tests {
             });
         }
         let lines = live.lines(&status(400), &Tally::default(), start + Duration::from_secs(10));
-        let all = "gateway               -         2      1       -         -         -        30";
+        let all = "gateway              -          2      1       -         -         -        30";
         assert_eq!(lines.get(2).map(String::as_str), Some(all));
         assert_eq!(live.rate("pod-9"), None);
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{Pid, getpid, getppid};
 
 use crate::shell;
@@ -42,10 +42,12 @@ impl Process {
         let parent = getpid();
         let prepare = move || {
             set_pdeathsig(Signal::SIGKILL)?;
+            // This process takes its signals on a thread of its own; the program takes them as usual.
+            SigSet::empty().thread_set_mask()?;
             // The parent may have gone before the kernel knew whom to tell.
             if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
         };
-        // SAFETY: between fork and exec it makes two system calls, and allocates nothing.
+        // SAFETY: between fork and exec it makes a few system calls, and allocates nothing.
         unsafe { command.pre_exec(prepare) };
         let mut child = command.spawn().with_context(|| format!("start {name}"))?;
         let stdout = child.stdout.take().map(BufReader::new);

@@ -17,6 +17,31 @@ use super::stop::Stop;
 use super::view::{Feature, Status};
 use crate::shell;
 
+/// Where the demonstration is to run.
+pub(super) struct Place {
+    address: SocketAddr,
+    admin: SocketAddr,
+    programs: PathBuf,
+}
+
+impl Place {
+    /// Checks that the ports are free, and builds the programs.
+    ///
+    /// # Errors
+    /// A port is taken, or something cannot be built.
+    pub(super) fn prepare(options: &Options) -> anyhow::Result<Self> {
+        let Options { port, admin_port, release, no_build, .. } = *options;
+        // Before the build, which takes longer than anybody likes to wait for a failure.
+        let address = free(port, "the gateway", "--port")?;
+        let admin = free(admin_port, "the gateway's admin pages", "--admin-port")?;
+        if !no_build {
+            build(release)?;
+        }
+        let programs = absolute(shell::target())?.join(if release { "release" } else { "debug" });
+        Ok(Self { address, admin, programs })
+    }
+}
+
 /// The running programs. They end when it is dropped, the gateway first, so that it sees no dying pods.
 pub(super) struct Running {
     gateway: Process,
@@ -35,19 +60,12 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Builds the programs, starts them, and returns once every pod is known to be ready.
+    /// Starts the programs, and returns once every pod is known to be ready.
     ///
     /// # Errors
-    /// A port is taken, something cannot be built or started, or is not ready in time.
-    pub(super) fn start(options: &Options, stop: &Stop) -> anyhow::Result<Self> {
-        let Options { port, admin_port, release, no_build, .. } = *options;
-        // Before the build, which takes longer than anybody likes to wait for a failure.
-        let address = free(port, "the gateway", "--port")?;
-        let admin = free(admin_port, "the gateway's admin pages", "--admin-port")?;
-        let programs = absolute(shell::target())?.join(if release { "release" } else { "debug" });
-        if !no_build {
-            build(release)?;
-        }
+    /// Something cannot be started, or is not ready in time.
+    pub(super) fn start(place: Place, stop: &Stop) -> anyhow::Result<Self> {
+        let Place { address, admin, programs } = place;
         let folder = absolute(shell::target())?.join("demo").join(address.port().to_string());
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
 

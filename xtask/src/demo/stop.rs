@@ -19,7 +19,7 @@ impl Stop {
     /// process at once, and the kernel its children with it.
     ///
     /// Call it before there are other threads: those inherit that the signals are blocked, so that only the
-    /// thread made here gets them. Started programs do not inherit it.
+    /// thread made here gets them. Started programs inherit it too, unless they are told otherwise.
     ///
     /// # Errors
     /// The system refused.
