@@ -85,7 +85,8 @@ impl Running {
         let config = folder.join("gateway.yaml");
         fs::write(&config, document(&programs, address, admin, &addresses))?;
         let mut command = Command::new(programs.join("sluice"));
-        command.arg("run").arg("--config").arg(&config);
+        // Its log is a file.
+        command.arg("run").arg("--config").arg(&config).env("NO_COLOR", "1");
         let gateway = Process::start(&mut command, folder.join("gateway.log"))?;
         let pages = Connection::new(admin);
         let mut running = Self { gateway, pods, address, admin, config, programs, features, pages };
