@@ -54,9 +54,11 @@ impl Program {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// How it ended, if it has. What it has left behind is ended then.
     pub(crate) fn exited(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().expect("a child can be waited for")
+        let status = self.child.try_wait().expect("a child can be waited for")?;
+        self.end();
+        Some(status)
     }
 
     /// Sends a signal to the first process alone.
@@ -71,10 +73,11 @@ impl Program {
 
     /// Ends it and all that it started.
     pub(crate) fn end(&mut self) {
-        end_group(self.pid());
+        let mut groups = groups();
+        let Some(at) = groups.iter().position(|group| *group == self.pid()) else { return };
+        let left = end_groups(&[groups.swap_remove(at)]);
         let _ = self.child.wait();
-        assert!(wait_empty(self.pid()), "{} left processes: {:?}", self.name, self.members());
-        groups().retain(|group| *group != self.child.id());
+        assert!(left.is_empty(), "{} left processes: {left:?}", self.name);
     }
 
     /// All that it has said.
@@ -92,8 +95,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        end_group(self.pid());
-        let _ = self.child.wait();
+        self.end();
     }
 }
 
@@ -116,46 +118,41 @@ pub(crate) fn end_all_on_signals() {
         });
         // Held to the end: nothing is started any more.
         let groups = groups();
-        for group in groups.iter() {
-            end_group(*group);
-        }
+        end_groups(&groups);
         eprintln!("e2e: interrupted; {} programs ended", groups.len());
         std::process::exit(130);
     });
 }
 
-/// Ends what still runs; tells what would not end, though nothing survives that signal for long.
+/// Ends what still runs; tells what would not end, though nothing survives that for long.
 pub(crate) fn end_all() -> Result<String, String> {
     let groups = std::mem::take(&mut *groups());
-    for group in &groups {
-        end_group(*group);
-    }
-    let left: Vec<_> = groups
-        .iter()
-        .filter(|group| !wait_empty(**group))
-        .flat_map(|group| members(*group))
-        .collect();
-    if left.is_empty() {
-        return Ok("no process is left".into());
-    }
-    Err(format!("{left:?}"))
+    let left = end_groups(&groups);
+    if left.is_empty() { Ok("no process is left".into()) } else { Err(format!("{left:?}")) }
 }
 
-fn end_group(group: u32) {
-    // It may have ended by itself.
-    let _ = killpg(pid(group), Signal::SIGKILL);
-}
-
-/// Waits until a group has no process but dead ones.
-fn wait_empty(group: u32) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !members(group).is_empty() {
-        if Instant::now() > deadline {
-            return false;
+/// Ends whole groups; returns what is left.
+fn end_groups(groups: &[u32]) -> Vec<(u32, String)> {
+    let all = || groups.iter().flat_map(|group| members(*group));
+    // Python's tracker removes the shared memory of those that it sees end, and then ends too.
+    for (id, line) in all() {
+        if !line.contains("resource_tracker") {
+            let _ = kill(pid(id), Signal::SIGKILL);
         }
+    }
+    wait_until(Duration::from_secs(5), || all().next().is_none());
+    for group in groups {
+        let _ = killpg(pid(*group), Signal::SIGKILL);
+    }
+    wait_until(Duration::from_secs(5), || all().next().is_none());
+    all().collect()
+}
+
+fn wait_until(within: Duration, is: impl Fn() -> bool) {
+    let deadline = Instant::now() + within;
+    while !is() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(50));
     }
-    true
 }
 
 fn members(group: u32) -> Vec<(u32, String)> {

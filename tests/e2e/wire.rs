@@ -1,7 +1,7 @@
 //! Requests, and what is compared of their answers.
 
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sluice_tests::client::{Client, Response};
@@ -18,6 +18,31 @@ pub(crate) fn open(address: SocketAddr, path: &str, body: &Value) -> Client {
     let mut client = dial(address);
     client.post(path, body);
     client
+}
+
+/// An answer on its way.
+pub(crate) struct Stream {
+    client: Client,
+    answer: Option<Response>,
+}
+
+impl Stream {
+    /// Sends a request for it.
+    pub(crate) fn open(address: SocketAddr, path: &str, body: &Value) -> Self {
+        Self { client: open(address, path, body), answer: None }
+    }
+
+    /// Waits for its beginning. The gateway sends an answer's head with its first content.
+    pub(crate) fn begin(&mut self) {
+        self.answer = Some(self.client.head());
+    }
+
+    /// Reads it to its end; returns when that was, too.
+    pub(crate) fn finish(mut self) -> (Response, Instant) {
+        let mut answer = self.answer.take().unwrap_or_else(|| self.client.head());
+        self.client.body(&mut answer);
+        (answer, Instant::now())
+    }
 }
 
 /// A whole exchange.

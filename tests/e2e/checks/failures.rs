@@ -5,12 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sluice_tests::client::{Client, Response};
+use sluice_tests::client::Response;
 
-use super::{ms, range};
+use super::{SetOnDrop, ms, range};
 use crate::gateway::{self, Gateway, TICK};
 use crate::rig::Rig;
-use crate::wire;
+use crate::wire::{self, Stream};
 
 pub(super) fn kill(rig: &mut Rig) -> String {
     rig.revive();
@@ -19,8 +19,8 @@ pub(super) fn kill(rig: &mut Rig) -> String {
     let failed_before = gateway.outcomes("pod_error") + gateway.outcomes("aborted");
     // More than the engines run at once, so that some have no content yet.
     let mut streams: Vec<_> = (0..20).map(|n| open(gateway, n, 400)).collect();
-    for client in streams.iter_mut().take(8) {
-        client.read_until("\"content\"");
+    for stream in streams.iter_mut().take(8) {
+        stream.begin();
     }
     let on_victim = gateway.pod(victim.name)["in_flight"].as_u64().expect("a count");
     assert!(on_victim >= 5, "the victim has work: {on_victim}");
@@ -30,6 +30,7 @@ pub(super) fn kill(rig: &mut Rig) -> String {
     // New requests from the very moment on.
     let stop = AtomicBool::new(false);
     let (answers, fresh) = thread::scope(|scope| {
+        let stopping = SetOnDrop(&stop);
         let fresh = scope.spawn(|| {
             let mut fresh = Vec::new();
             while !stop.load(Ordering::Relaxed) || fresh.len() < 20 {
@@ -40,12 +41,12 @@ pub(super) fn kill(rig: &mut Rig) -> String {
             fresh
         });
         let readers: Vec<_> =
-            streams.into_iter().map(|client| scope.spawn(|| finish(client))).collect();
+            streams.into_iter().map(|stream| scope.spawn(|| stream.finish())).collect();
         let answers: Vec<_> = readers
             .into_iter()
             .map(|reader| reader.join().expect("a stream can be read"))
             .collect();
-        stop.store(true, Ordering::Relaxed);
+        drop(stopping);
         (answers, fresh.join().expect("a request gets an answer"))
     });
 
@@ -144,8 +145,8 @@ pub(super) fn drain(rig: &mut Rig) -> String {
     let (stays, leaves) = (&first[0], &mut second[0]);
     let gateway = &rig.gateway;
     let mut streams: Vec<_> = (0..6).map(|n| open(gateway, n, 500)).collect();
-    for client in &mut streams {
-        client.read_until("\"content\"");
+    for stream in &mut streams {
+        stream.begin();
     }
     let on_leaving = gateway.pod(leaves.name)["in_flight"].as_u64().expect("a count");
     assert!(on_leaving >= 1, "it has streams: {on_leaving}");
@@ -155,6 +156,7 @@ pub(super) fn drain(rig: &mut Rig) -> String {
     let mut troubles = Vec::new();
     let (answers, fresh) = thread::scope(|scope| {
         let stop = &stop;
+        let stopping = SetOnDrop(stop);
         let fresh: Vec<_> = (0..4)
             .map(|worker| {
                 scope.spawn(move || {
@@ -170,7 +172,7 @@ pub(super) fn drain(rig: &mut Rig) -> String {
             })
             .collect();
         let readers: Vec<_> =
-            streams.into_iter().map(|client| scope.spawn(|| finish(client))).collect();
+            streams.into_iter().map(|stream| scope.spawn(|| stream.finish())).collect();
         while readers.iter().any(|reader| !reader.is_finished()) {
             if let Some(trouble) = gateway.pod(leaves.name)["trouble"].as_str() {
                 let trouble = trouble.split(';').next().unwrap_or_default().to_owned();
@@ -186,7 +188,7 @@ pub(super) fn drain(rig: &mut Rig) -> String {
             .collect();
         // On until the server has gone.
         let exit = leaves.wait_exit();
-        stop.store(true, Ordering::Relaxed);
+        drop(stopping);
         let fresh: Vec<_> = fresh
             .into_iter()
             .flat_map(|worker| worker.join().expect("a request gets an answer"))
@@ -238,7 +240,7 @@ pub(super) fn dead(rig: &mut Rig) -> String {
     let gateway = &rig.gateway;
     let first = wire::post(gateway.address, PATH, &wire::chat("tiny-llama", "Hello?", 4, true));
     assert!(matches!(first.status, 502 | 503), "{}", first.text());
-    let cut: Vec<_> = streams.into_iter().map(finish).collect();
+    let cut: Vec<_> = streams.into_iter().map(Stream::finish).collect();
     for (answer, _) in &cut {
         assert!(answer.status >= 500 || !answer.complete, "a dead pod's stream looks whole");
     }
@@ -273,18 +275,12 @@ pub(super) fn dead(rig: &mut Rig) -> String {
     )
 }
 
-fn open(gateway: &Gateway, n: usize, tokens: u32) -> Client {
-    wire::open(
+fn open(gateway: &Gateway, n: usize, tokens: u32) -> Stream {
+    Stream::open(
         gateway.address,
         PATH,
         &wire::chat("tiny-llama", &format!("Story {n}."), tokens, true),
     )
-}
-
-/// Reads a stream, of which a part may have been read before, to its end; and when that was.
-fn finish(mut client: Client) -> (Response, Instant) {
-    let answer = client.response();
-    (answer, Instant::now())
 }
 
 /// The end of a body.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::ms;
+use super::{SetOnDrop, ms};
 use crate::gateway::{self, Gateway, TICK};
 use crate::rig::Rig;
 use crate::wire;
@@ -94,8 +94,9 @@ pub(super) fn signals(rig: &mut Rig) -> String {
             }
             seen
         });
+        let stop = SetOnDrop(&done);
         let answers = wire::all(gateway.address, "/v1/chat/completions", &bodies);
-        done.store(true, Ordering::Relaxed);
+        drop(stop);
         (answers, watch.join().expect("/status can be read"))
     });
     assert!(answers.iter().all(wire::is_whole_stream), "every stream comes whole");

@@ -7,6 +7,8 @@ mod failures;
 mod leaving;
 mod load;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::rig::Rig;
 
 /// One check.
@@ -123,6 +125,15 @@ pub(crate) const CHECKS: &[Check] = &[
         run: failures::dead,
     },
 ];
+
+/// Stops the threads of a scope that a panic leaves, which would wait for them forever.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Milliseconds, for people.
 fn ms(took: std::time::Duration) -> String {
