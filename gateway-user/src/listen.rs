@@ -109,6 +109,11 @@ pub fn bind(listener: &Listener, workers: usize) -> Result<Vec<TcpListener>, Bin
     bind_all(address, workers).map_err(fail)
 }
 
+/// Binds one address that nobody shares.
+pub fn bind_alone(address: SocketAddr) -> io::Result<TcpListener> {
+    socket(address, false)
+}
+
 /// Binds one address for each worker.
 pub fn bind_all(mut address: SocketAddr, workers: usize) -> io::Result<Vec<TcpListener>> {
     let mut sockets = Vec::with_capacity(workers);

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use crate::admin::{self, Admin};
 use crate::config::{Config, Loaded};
 use crate::gateway::Gateway;
-use crate::listen::{self, bind, bind_all};
+use crate::listen::{self, bind, bind_all, bind_alone};
 use crate::metrics::Arrival;
 use crate::observe::{self, Target};
 use crate::publish::{Bound, Steered};
@@ -33,8 +33,7 @@ pub fn run(loaded: Loaded) -> anyhow::Result<()> {
         workers => workers,
     };
     let mut bound = bind_listeners(&config, workers)?;
-    let admin = bind_all(config.admin, 1)
-        .and_then(|mut sockets| sockets.pop().ok_or(io::ErrorKind::NotFound.into()))
+    let admin = bind_alone(config.admin)
         .with_context(|| format!("admin: cannot listen on {}", config.admin))?;
     let gateway = Arc::new(Gateway::new(config, fastrand::u64(..)));
     let steered = Rc::new(Steered::start(&gateway.config, &mut bound));
