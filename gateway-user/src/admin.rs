@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -66,7 +66,10 @@ pub async fn serve(listener: TcpListener, admin: Admin) {
 
 fn page(request: &Request<Incoming>, admin: &Admin) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are served here\n".into());
+        let mut refused =
+            text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are served here\n".into());
+        refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return refused;
     }
     let gateway = &admin.gateway;
     match request.uri().path() {
