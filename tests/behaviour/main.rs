@@ -10,6 +10,7 @@
 )]
 
 mod bodies;
+mod cli;
 mod cuts;
 mod framing;
 mod http;
