@@ -224,7 +224,7 @@ async fn connection(stream: tokio::net::TcpStream, worker: Rc<Worker>) {
     serve(stream, &worker).await;
 }
 
-/// Waits for the connections to end, but no longer than the limit.
+/// Waits for the connections to end, or for the word to cut them.
 async fn drain(worker: &Worker) {
     let mut cut = worker.gateway.cut_signal();
     let ended = async {
@@ -234,7 +234,6 @@ async fn drain(worker: &Worker) {
     };
     tokio::select! {
         () = ended => {}
-        () = sleep(worker.limits().drain_timeout) => {}
         // The sender lives as long as the gateway, which this worker holds.
         _ = cut.wait_for(|cut| *cut) => {}
     }

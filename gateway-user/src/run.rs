@@ -52,14 +52,13 @@ pub fn run(loaded: Loaded) -> anyhow::Result<()> {
         admin.local_addr().unwrap_or(gateway.config.admin),
     );
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    LocalSet::new().block_on(&runtime, control(&gateway, admin, &steered))?;
-    // The workers wait for their connections, but no longer than the limit.
+    let cut = LocalSet::new().block_on(&runtime, control(&gateway, admin, &steered))?;
     for thread in threads {
         if thread.join().is_err() {
             warn!("a worker ended by a panic");
         }
     }
-    info!("stopped; {} connections were cut", gateway.connections());
+    info!("stopped; {cut} connections were cut");
     Ok(())
 }
 
@@ -136,12 +135,13 @@ fn start_workers(
         .collect()
 }
 
-/// The control thread's work: signals, scrapes, scores, admin pages. Returns when the daemon is to stop.
+/// The control thread's work: signals, scrapes, scores, admin pages. Returns when the daemon has stopped, with
+/// how many connections had to be cut for that.
 async fn control(
     gateway: &Arc<Gateway>,
     admin: std::net::TcpListener,
     steered: &Rc<Steered>,
-) -> io::Result<()> {
+) -> io::Result<usize> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let admin = tokio::net::TcpListener::from_std(admin)?;
@@ -167,17 +167,18 @@ async fn control(
     gateway.stop();
     publisher.abort();
     steered.stop();
-    drained(gateway, &mut terminate, &mut interrupt).await;
+    let cut = drain(gateway, &mut terminate, &mut interrupt).await;
     serving.abort();
-    Ok(())
+    Ok(cut)
 }
 
-/// Waits for the connections to end; a second signal ends the wait.
-async fn drained(
+/// Waits for the connections to end, but no longer than the limit; a second signal ends the wait. Then has the
+/// workers cut those that are left, and says how many.
+async fn drain(
     gateway: &Gateway,
     terminate: &mut tokio::signal::unix::Signal,
     interrupt: &mut tokio::signal::unix::Signal,
-) {
+) -> usize {
     let wait = tokio::time::timeout(gateway.config.limits.drain_timeout, async {
         while gateway.connections() > 0 {
             tokio::time::sleep(listen::DRAIN_POLL).await;
@@ -185,9 +186,12 @@ async fn drained(
     });
     tokio::select! {
         _ = wait => {}
-        _ = terminate.recv() => gateway.cut(),
-        _ = interrupt.recv() => gateway.cut(),
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
+    let left = gateway.connections();
+    gateway.cut();
+    left
 }
 
 fn watch_pods(gateway: &Arc<Gateway>, changed: &Rc<Notify>) {
