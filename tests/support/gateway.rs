@@ -36,6 +36,12 @@ pub struct Plan {
     pub scheduler: String,
     /// Whether sk_lookup may steer. Off unless the test is about it: the test's namespace is the host's.
     pub steering: bool,
+    /// Further fields of the listener, such as `, virtualAddresses: [...]`.
+    pub listener: String,
+    /// The ports for clients and for operators; free ones if none are given.
+    pub ports: Option<(u16, u16)>,
+    /// The command that starts the gateway, whose own words come behind it; none to start it directly.
+    pub command: Vec<String>,
 }
 
 impl Plan {
@@ -47,6 +53,9 @@ impl Plan {
             spec: String::new(),
             scheduler: String::new(),
             steering: false,
+            listener: String::new(),
+            ports: None,
+            command: Vec::new(),
         }
     }
 
@@ -65,15 +74,15 @@ impl Plan {
     }
 
     /// The document.
-    fn document(&self) -> String {
+    fn document(&self, port: u16, admin: u16) -> String {
         let steering = if self.steering { "auto" } else { "off" };
         let mut text = format!(
             "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\n\
              metadata: {{name: test}}\nspec:\n  \
-             listeners: [{{name: http, address: 127.0.0.1, port: 0}}]\n  \
-             admin: {{address: 127.0.0.1, port: 0}}\n  \
+             listeners: [{{name: http, address: 127.0.0.1, port: {port}{}}}]\n  \
+             admin: {{address: 127.0.0.1, port: {admin}}}\n  \
              kernel: {{steering: {steering}}}\n{}  schedulers:\n",
-            self.spec
+            self.listener, self.spec
         );
         for (index, (model, pods)) in self.pools.iter().enumerate() {
             text.push_str(&format!("  - name: pool-{index}\n    modelName: {model}\n    pods:\n"));
@@ -102,8 +111,18 @@ impl Gateway {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let config =
             std::env::temp_dir().join(format!("sluice-test-{}-{number}.yaml", std::process::id()));
-        std::fs::write(&config, plan.document()).expect("a writable temporary folder");
-        let mut child = Command::new(binary("sluice"))
+        let (port, admin) = plan.ports.unwrap_or_default();
+        std::fs::write(&config, plan.document(port, admin)).expect("a writable temporary folder");
+        let sluice = binary("sluice");
+        let mut command = match plan.command.split_first() {
+            None => Command::new(sluice),
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(sluice);
+                command
+            }
+        };
+        let mut child = command
             .args(["run", "--config"])
             .arg(&config)
             .stdin(Stdio::null())
