@@ -11,6 +11,7 @@
 
 mod bodies;
 mod cli;
+mod clients;
 mod cuts;
 mod framing;
 mod http;
