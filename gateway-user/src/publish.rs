@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::config::{Config, Listener, Steering as Wanted, VirtualAddress};
@@ -130,7 +130,8 @@ impl Steered {
             }
             // Many pods answer within a moment; they are written together.
             sleep(TOGETHER).await;
-            changed.notified().await;
+            // Without changes too: an old entry tells that nobody publishes any more.
+            let _ = timeout(AT_LEAST, changed.notified()).await;
         }
     }
 
@@ -195,6 +196,9 @@ fn entries(gateway: &Gateway) -> Vec<ScoreEntry> {
     }
     entries
 }
+
+/// How often the scores are written when nothing changes.
+const AT_LEAST: Duration = Duration::from_secs(1);
 
 /// How long changes are gathered before they are written.
 const TOGETHER: Duration = Duration::from_millis(10);
