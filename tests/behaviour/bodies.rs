@@ -1,8 +1,6 @@
 //! Request bodies: large ones, chunked ones, forms, and those that wait to be asked for. The pod gets each
 //! byte for byte.
 
-#![expect(clippy::indexing_slicing, reason = "a test fails by panicking")]
-
 use std::time::Duration;
 
 use serde_json::json;

@@ -1,8 +1,6 @@
 //! HTTP/1.1 with clients: connections that go on and that end, headers that stay on one side, and messages
 //! that could be read in two ways.
 
-#![expect(clippy::indexing_slicing, reason = "a test fails by panicking")]
-
 use std::collections::BTreeSet;
 
 use serde_json::json;

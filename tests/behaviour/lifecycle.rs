@@ -1,7 +1,5 @@
 //! How a gateway starts and stops, with and without the kernel's help.
 
-#![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::thread;

@@ -267,7 +267,7 @@ fn large_bodies_are_not_held_twice() {
         })
         .collect();
     gateway.wait("four requests at the pod", |status| {
-        in_flight(status) == 4 && held(status) == 4 * body.len()
+        in_flight(status) == 4 && held(status) >= 4 * body.len()
     });
     let grown = rss(&gateway) - before;
     assert!(grown < 6 * body.len(), "{grown} bytes for four bodies of {}", body.len());

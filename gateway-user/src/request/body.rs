@@ -1,5 +1,7 @@
 //! Reads a request's body into bounded memory, and finds the model in it while it arrives.
 
+use std::time::Duration;
+
 use bytes::BufMut;
 use gateway_common::framing::Framing;
 use tokio::io::AsyncReadExt as _;
@@ -64,8 +66,7 @@ pub async fn read_body(
         finder,
         bytes: Vec::new(),
         reserved: worker.gateway.memory(),
-        due: Instant::now() + patience,
-        wanted: STEP,
+        started: Instant::now(),
     };
     let whole = match head.body {
         // Checked against the cap, which is a usize.
@@ -87,10 +88,7 @@ struct Incoming<'a> {
     finder: Finder,
     bytes: Vec<u8>,
     reserved: Memory,
-    /// When there must be `wanted` bytes. A pause within the limit before each byte would hold a connection
-    /// and its memory for ever.
-    due: Instant,
-    wanted: usize,
+    started: Instant,
 }
 
 impl Incoming<'_> {
@@ -142,7 +140,7 @@ impl Incoming<'_> {
             if framing.is_done() {
                 return Ok(true);
             }
-            match timeout_at(self.due, self.client.fill(&self.worker.scratch)).await {
+            match timeout_at(self.due(), self.client.fill(&self.worker.scratch)).await {
                 Ok(Ok(true)) => {}
                 Ok(_) => return Ok(false),
                 Err(_) => return Err(slow(self.worker)),
@@ -153,8 +151,9 @@ impl Incoming<'_> {
     /// Reads once, straight into `bytes`, at most `left` bytes. `false`: the client left.
     async fn read(&mut self, left: usize) -> Result<bool, Refusal> {
         let room = (self.bytes.capacity() - self.bytes.len()).min(left);
+        let due = self.due();
         let mut rest = (&mut self.bytes).limit(room);
-        match timeout_at(self.due, self.client.stream.read_buf(&mut rest)).await {
+        match timeout_at(due, self.client.stream.read_buf(&mut rest)).await {
             Ok(Ok(count)) => Ok(count > 0),
             Ok(Err(_)) => Ok(false),
             Err(_) => Err(slow(self.worker)),
@@ -179,12 +178,16 @@ impl Incoming<'_> {
         Ok(())
     }
 
+    /// Until when the next bytes may take: a pause is bounded, and so is the whole, as one byte after each pause
+    /// would hold a connection and its memory for ever.
+    fn due(&self) -> Instant {
+        let pause = self.worker.limits().body_timeout;
+        let whole = Duration::from_secs_f64(self.bytes.len() as f64 / LEAST_RATE);
+        (Instant::now() + pause).min(self.started + pause + whole)
+    }
+
     /// Has the finder look at the bytes from `from` on.
     fn look(&mut self, from: usize) -> Result<(), Fault> {
-        if self.bytes.len() >= self.wanted {
-            self.due = Instant::now() + self.worker.limits().body_timeout;
-            self.wanted = self.bytes.len() + STEP;
-        }
         self.finder.feed(self.bytes.get(from..).unwrap_or_default())
     }
 }
@@ -241,15 +244,15 @@ fn slow(worker: &Worker) -> Refusal {
             408,
             "body_timeout",
             format!(
-                "The request's body came too slowly: less than {STEP} bytes in {} s.",
+                "The request's body paused for {} s, or came at less than {LEAST_RATE} bytes a second.",
                 worker.limits().body_timeout.as_secs_f32()
             ),
         )
     }
 }
 
-/// So much of a body must come within each `bodyTimeout`, in bytes; or its end.
-const STEP: usize = 64 * 1024;
+/// How fast a body must come on the whole, in bytes a second: far below any line that carries prompts.
+const LEAST_RATE: f64 = 1024.0;
 
 /// First memory for a body of which nothing has come yet, in bytes.
 const FIRST_READ: usize = 16 * 1024;

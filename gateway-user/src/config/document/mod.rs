@@ -303,7 +303,7 @@ pub struct Limits {
     /// From a connection's start, or a further request's first byte, to the end of the head.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
     pub header_timeout: KubeDuration,
-    /// Longest time for each 64 KiB of a request's body, or for its end.
+    /// Longest pause within a request's body, which must come at 1 KiB/s on the whole.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
     pub body_timeout: KubeDuration,
     /// How long a connection may wait between requests.
