@@ -19,6 +19,8 @@ pub struct Client {
     pub stream: TcpStream,
     /// Bytes read and not consumed. Empty, and without memory, between requests.
     pub input: Vec<u8>,
+    /// An answer is under way: dropped now, as when the daemon stops, the connection is reset.
+    pub answering: bool,
 }
 
 /// A worker's buffer for reads that are handled before the next await: one for all its connections.
@@ -28,12 +30,12 @@ pub struct Scratch(RefCell<Box<[u8]>>);
 impl Client {
     /// A connection just accepted.
     pub fn new(stream: TcpStream) -> Self {
-        Self { stream, input: Vec::new() }
+        Self { stream, input: Vec::new(), answering: false }
     }
 
     /// Waits for bytes and appends them to `input`. `false`: the client sends no more.
     pub async fn fill(&mut self, scratch: &Scratch) -> io::Result<bool> {
-        let Self { stream, input } = self;
+        let Self { stream, input, .. } = self;
         let (mut reader, _) = stream.split();
         let count = scratch.read(&mut reader, |bytes| input.extend_from_slice(bytes)).await?;
         Ok(count > 0)
@@ -81,6 +83,14 @@ impl Client {
     pub fn reset_on_close(&self) {
         // Failing leaves an ordinary close, all that is possible then.
         let _ = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if self.answering {
+            self.reset_on_close();
+        }
     }
 }
 

@@ -191,7 +191,9 @@ async fn inference(
         side,
     };
     target.pool.metrics.requested(model);
+    client.answering = true;
     let exchange = flow::exchange(request, &target.pool, client, worker).await;
+    client.answering = false;
     let keep_alive = exchange.keep_alive;
     account::finish(Exchanged { exchange, pool: &target.pool, id, started, ready }, worker);
     keep_alive

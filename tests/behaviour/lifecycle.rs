@@ -54,15 +54,24 @@ fn what_has_not_finished_within_the_drain_timeout_is_cut() {
     let (pods, plan) = stalling("500ms");
     let mut gateway = Gateway::start(&plan);
     let (mut client, mut response) = stalled_stream(&gateway);
+    // To this one, an orderly end of the connection would be the end of the answer.
+    let mut old = Client::connect(gateway.address);
+    let body = chat("base", 100, true).to_string();
+    old.send(format!(
+        "POST {CHAT} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    ));
+    let mut old_response = old.head();
     gateway.signal("INT");
     let status = gateway.wait_exit(PATIENCE);
     assert_eq!(status.code(), Some(0));
     client.body(&mut response);
-    assert!(!response.complete);
+    old.body(&mut old_response);
+    assert!(!response.complete && !old_response.complete);
     assert!(gateway.log().contains("stopping: SIGINT"), "{}", gateway.log());
-    assert!(gateway.log().contains("1 connections were cut"), "{}", gateway.log());
+    assert!(gateway.log().contains("2 connections were cut"), "{}", gateway.log());
     // The pod sees it as well, and stops generating.
-    while pods[0].stats().aborted != 1 {
+    while pods[0].stats().aborted != 2 {
         thread::sleep(Duration::from_millis(10));
     }
 }

@@ -86,7 +86,7 @@ pub async fn exchange(
     client: &mut Client,
     worker: &Worker,
 ) -> Exchange {
-    let Client { stream, input } = &mut *client;
+    let Client { stream, input, .. } = &mut *client;
     let (reader, _) = stream.split();
     let mut watch = Watch { reader, input, scratch: &worker.scratch };
     let mut tried = Vec::new();
@@ -252,7 +252,7 @@ async fn pass(
     let (sent, first_received) = (answer.sent, answer.received);
     // What was wrong before the content has been counted.
     let was_fine = answer.trouble.is_none();
-    let Client { stream: socket, input } = &mut *client;
+    let Client { stream: socket, input, .. } = &mut *client;
     let (reader, writer) = socket.split();
     let watch = Watch { reader, input, scratch: &worker.scratch };
     let Relayed { mut outcome, keep_alive, reset, chunks, tail, first_written, last_received } =
