@@ -36,14 +36,7 @@ pub async fn serve(stream: TcpStream, worker: &Worker) {
 /// there was to say has been said.
 async fn next_head(client: &mut Client, wait: Duration, worker: &Worker) -> Option<Head> {
     let limits = worker.limits();
-    // Empty lines before a request are skipped (RFC 9112 section 2.2).
-    let blank = |client: &mut Client| {
-        let count = client.input.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
-        if count > 0 {
-            client.consume(count);
-        }
-    };
-    blank(client);
+    skip_empty_lines(client);
     if client.input.is_empty() {
         let more = tokio::select! {
             // What has come before the stop is still answered.
@@ -55,11 +48,13 @@ async fn next_head(client: &mut Client, wait: Duration, worker: &Worker) -> Opti
         if !matches!(more, Ok(Ok(true))) {
             return None;
         }
-        blank(client);
     }
     let deadline = Instant::now() + limits.header_timeout;
     let mut seen = 0;
     loop {
+        if seen == 0 {
+            skip_empty_lines(client);
+        }
         // Bytes that end no line complete no head; parsing at each of them would cost their square.
         let new = client.input.get(seen..).unwrap_or_default();
         let worth =
@@ -93,6 +88,14 @@ async fn next_head(client: &mut Client, wait: Duration, worker: &Worker) -> Opti
         let id = worker.request_id(None);
         refuse(client, &refusal, &id, false, false, worker).await;
         return None;
+    }
+}
+
+/// RFC 9112 section 2.2: they may stand before a request.
+fn skip_empty_lines(client: &mut Client) {
+    let count = client.input.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+    if count > 0 {
+        client.consume(count);
     }
 }
 
