@@ -158,8 +158,7 @@ fn an_engine_that_dies_mid_stream_is_not_a_clean_end_in_the_counts() {
     client.post("/v1/chat/completions", &chat("base", 5000, true));
     client.read_until("w0003");
     pod.kill_engine(None);
-    let mut seen = String::new();
-    rest(&mut client, &mut seen);
+    let seen = client.read_until("data: [DONE]");
     assert!(seen.contains("data: {\"error\": {"), "the engine's words are passed on");
     gateway.wait_metric("sluice_pool_requests_total{pool=\"pool-0\",outcome=\"pod_error\"}", 1.0);
     gateway.wait("the pod to be out", |status| {

@@ -19,7 +19,7 @@ fn pauses_around_the_servers_keep_alive_cost_no_request() {
             let address = gateway.address;
             scope.spawn(move || {
                 let mut client = Client::connect(address);
-                for round in 0..3 {
+                for round in 0..2 {
                     client.post(CHAT, &chat("base", 1, round == 1));
                     let response = client.response();
                     assert_eq!(
@@ -27,14 +27,14 @@ fn pauses_around_the_servers_keep_alive_cost_no_request() {
                         (200, true),
                         "after {pause} ms"
                     );
-                    thread::sleep(Duration::from_millis(if round < 2 { pause } else { 0 }));
+                    thread::sleep(Duration::from_millis(if round == 0 { pause } else { 0 }));
                 }
             });
         }
     });
     let stats: Vec<_> = pods.iter().map(Server::stats).collect();
     // Each request was answered by the pod that it went to first.
-    assert_eq!(stats.iter().map(|pod| pod.requests_to(CHAT)).sum::<u64>(), 3 * pauses.len() as u64);
+    assert_eq!(stats.iter().map(|pod| pod.requests_to(CHAT)).sum::<u64>(), 2 * pauses.len() as u64);
     assert_eq!(gateway.metric("sluice_pool_retries_total{pool=\"pool-0\"}"), Some(0.0));
 }
 
