@@ -1,7 +1,5 @@
 //! `cargo xtask demo`, as a newcomer runs it, with the programs that the tests were built with.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests fail by panic as tests do")]
-
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
