@@ -6,7 +6,7 @@
 //! amount of queue or KV cache outweighs that. So this is an order here and not a matter of
 //! weights, which score pods of the same tier only. A `loraAffinity` weight of 0 turns it off.
 
-use super::{AdapterFit, Candidate, NoPod, PodView, Profile};
+use super::{AdapterFit, Candidate, NoPod, PodView, Profile, Signals};
 
 /// Where a pod stands for one request; the first tier with a pod in it gives the candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,7 +81,7 @@ pub(super) fn candidates(
             in_flight: pod.in_flight,
             kv_usage: signals.kv_usage,
             waiting: signals.waiting,
-            running: signals.running,
+            running: running(pod.in_flight, &signals),
             adapters: signals.adapter_slots.zip(signals.adapters_active),
             adapter: pod.adapter,
         });
@@ -94,12 +94,19 @@ pub(super) fn candidates(
     }
 }
 
+/// What a pod runs, at least. What this gateway has in flight there and the pod does not tell of is on
+/// its way: signals are a scrape old, and one pod's scrape may lie before a burst that the others'
+/// show. Such a pod would look idle, and draw the rest of the burst.
+fn running(in_flight: u32, signals: &Signals) -> Option<u32> {
+    let told_waiting = signals.waiting.unwrap_or(0);
+    signals.running.map(|running| running.max(in_flight.saturating_sub(told_waiting)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::schedule::Signals;
     use crate::schedule::tests::{idle, profile};
 
     #[test]
@@ -195,6 +202,26 @@ mod tests {
         profile.weights.lora_affinity = 0;
         let pod = PodView { adapter: AdapterFit::Absent, ..idle() };
         assert_eq!(tier(&pod, &profile), Tier::Fresh);
+    }
+
+    #[test]
+    fn what_is_on_its_way_counts_as_running() {
+        for (in_flight, running, waiting, expected) in [
+            (0, Some(0), Some(0), Some(0)),
+            // A scrape from before a burst.
+            (9, Some(0), Some(0), Some(9)),
+            (9, Some(4), Some(2), Some(7)),
+            // All told, others' requests among them.
+            (9, Some(6), Some(3), Some(6)),
+            (9, Some(20), Some(0), Some(20)),
+            (9, Some(0), Some(30), Some(0)),
+            (9, Some(0), None, Some(9)),
+            (9, None, Some(0), None),
+        ] {
+            let signals = Signals { running, waiting, ..Signals::default() };
+            let case = format!("{in_flight} {running:?} {waiting:?}");
+            assert_eq!(super::running(in_flight, &signals), expected, "{case}");
+        }
     }
 
     #[test]

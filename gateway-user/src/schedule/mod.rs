@@ -209,7 +209,7 @@ pub struct Candidate {
     pub kv_usage: Option<f32>,
     /// Requests waiting.
     pub waiting: Option<u32>,
-    /// Requests running.
+    /// Requests running, at least.
     pub running: Option<u32>,
     /// Adapters that fit at once and adapters with live requests.
     pub adapters: Option<(u32, u32)>,

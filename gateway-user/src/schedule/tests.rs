@@ -68,6 +68,20 @@ fn a_burst_on_idle_pods_is_spread() {
     }
 }
 
+// Reports against the reference picker 19: bursts herd onto a pod whose metrics are from before them.
+#[test]
+fn a_pod_scraped_before_a_burst_does_not_draw_the_rest_of_it() {
+    let begun = |told| PodView {
+        in_flight: 12,
+        signals: Signals { running: Some(told), ..idle().signals },
+        ..idle()
+    };
+    for seed in 0..50 {
+        let counts = send(&mut [begun(12), begun(0), begun(12), begun(5)], &profile(), 52, seed);
+        assert!(counts.iter().all(|count| (11..=15).contains(count)), "seed {seed}: {counts:?}");
+    }
+}
+
 #[test]
 fn equal_pods_are_picked_evenly() {
     let busy = PodView {
