@@ -1,5 +1,7 @@
 //! Clients that leave: the pod is told at once, by the end of its connection, and nothing is left behind.
 
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+
 use std::net::Shutdown;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -11,19 +13,37 @@ use sluice_tests::gateway::{Gateway, PATIENCE, Plan};
 use sluice_tests::pod::{RawPod, STREAM, Signals, Taken, chunk, plan};
 
 /// How a client leaves.
-const WAYS: [(&str, fn(Client)); 3] = [
-    ("closes", drop),
-    ("resets", |client| {
-        let socket = socket2::SockRef::from(&client.stream);
-        socket.set_linger(Some(Duration::ZERO)).unwrap();
-    }),
+struct Way {
+    name: &'static str,
+    leave: fn(Client),
+}
+
+const WAYS: &[Way] = &[
+    Way { name: "closes", leave: drop },
+    Way {
+        name: "resets",
+        leave: |client| {
+            let socket = socket2::SockRef::from(&client.stream);
+            socket.set_linger(Some(Duration::ZERO)).expect("linger can be set");
+        },
+    },
     // Model servers take it for leaving, and so does the gateway. It must not be passed on as it is.
-    ("half-closes", |client| {
-        client.half_close();
-        // Still reading: it is not the close that ends the request.
-        std::mem::forget(client);
-    }),
+    Way {
+        name: "half-closes",
+        leave: |client| {
+            client.half_close();
+            // Still reading: it is not the close that ends the request.
+            std::mem::forget(client);
+        },
+    },
 ];
+
+/// How far the pod is.
+struct Phase {
+    name: &'static str,
+    reach: fn(&mut Taken),
+    has_content: bool,
+}
 
 // Field reports 13, 14 and 17.
 #[test]
@@ -31,34 +51,30 @@ fn the_pods_connection_ends_when_the_client_leaves() {
     let pods = RawPod::start_all(2);
     pods[1].tell(Signals { running: 4, waiting: 4, kv_usage: 0.5 });
     let gateway = Gateway::start(&plan(&pods));
-    let phases: [(&str, fn(&mut Taken), bool); 5] = [
-        ("before the head", |_| {}, false),
-        ("behind the head", |taken| taken.send(STREAM), false),
-        (
-            "behind a comment",
-            |taken| {
-                taken.send([STREAM.as_bytes(), &chunk(": keep-alive\n\n")].concat());
-            },
-            false,
-        ),
-        (
-            "within a stream",
-            |taken| {
-                taken.send([STREAM.as_bytes(), &chunk("data: 1\n\n")].concat());
-            },
-            true,
-        ),
-        (
-            "within a body with a length",
-            |taken| {
+    let phases = [
+        Phase { name: "before the head", reach: |_| {}, has_content: false },
+        Phase { name: "behind the head", reach: |taken| taken.send(STREAM), has_content: false },
+        Phase {
+            name: "behind a comment",
+            reach: |taken| taken.send([STREAM.as_bytes(), &chunk(": keep-alive\n\n")].concat()),
+            has_content: false,
+        },
+        Phase {
+            name: "within a stream",
+            reach: |taken| taken.send([STREAM.as_bytes(), &chunk("data: 1\n\n")].concat()),
+            has_content: true,
+        },
+        Phase {
+            name: "within a body with a length",
+            reach: |taken| {
                 taken.send("HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\ndata: 1\n\n");
             },
-            true,
-        ),
+            has_content: true,
+        },
     ];
     let mut gone = 0.0;
-    for (phase, reach, has_content) in phases {
-        for (way, leave) in WAYS {
+    for Phase { name: phase, reach, has_content } in phases {
+        for Way { name: way, leave } in WAYS {
             for stream in [true, false] {
                 let case = format!("{way} {phase}, stream: {stream}");
                 let mut client = Client::connect(gateway.address);
@@ -92,7 +108,7 @@ fn a_client_that_has_sent_more_can_leave_too() {
     let pods = [RawPod::start()];
     let gateway = Gateway::start(&plan(&pods));
     for pipelined in [1, 2000] {
-        for (way, leave) in WAYS {
+        for Way { name: way, leave } in WAYS {
             let mut client = Client::connect(gateway.address);
             client.post("/v1/chat/completions", &chat("base", 9, true));
             let mut taken = pods[0].take();
@@ -125,7 +141,7 @@ fn the_engine_stops_whatever_the_request_was_doing() {
         (stats.running, stats.waiting) == (4, 8)
     });
     assert_eq!(busy.aborted, 0);
-    for (client, (_, leave)) in clients.into_iter().zip(WAYS.into_iter().cycle()) {
+    for (client, Way { leave, .. }) in clients.into_iter().zip(WAYS.iter().cycle()) {
         leave(client);
     }
     let idle = wait_stats(&pod, "all to be aborted", |stats| stats.aborted == 12);
@@ -151,7 +167,7 @@ fn wait_stats(pod: &Server, what: &str, is: impl Fn(&Stats) -> bool) -> Stats {
 fn a_client_that_leaves_within_its_body_costs_nothing() {
     let pods = [RawPod::start()];
     let gateway = Gateway::start(&plan(&pods));
-    for (_, leave) in WAYS {
+    for Way { leave, .. } in WAYS {
         for head in ["content-length: 4000000", "transfer-encoding: chunked"] {
             let mut client = Client::connect(gateway.address);
             client.send(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n"));
@@ -180,7 +196,7 @@ fn a_client_that_leaves_while_the_pod_reads_a_large_body_is_noticed() {
         Plan { pools: vec![("base".into(), vec![stopped.local_addr().unwrap()])], ..plan(&[]) }
             .scheduler(&format!("    metrics: {{port: {}}}", metrics.address.port()));
     let gateway = Gateway::start(&plan);
-    for (_, leave) in WAYS {
+    for Way { leave, .. } in WAYS {
         let mut client = Client::connect(gateway.address);
         let mut body = chat("base", 2, false);
         body["pad"] = "x".repeat(16 << 20).into();
@@ -211,7 +227,7 @@ fn nothing_is_left_of_many_clients_that_leave_at_any_moment() {
         // A part of them within the request, the others at some moment of the answer.
         let cut = if random.u8(..) < 60 { random.usize(1..request.len()) } else { request.len() };
         client.send(&request[..cut]);
-        leaving.push((client, WAYS[random.usize(..WAYS.len())].1));
+        leaving.push((client, WAYS[random.usize(..WAYS.len())].leave));
         if leaving.len() > 10 {
             let (client, leave) = leaving.swap_remove(random.usize(..leaving.len()));
             leave(client);

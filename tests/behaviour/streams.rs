@@ -1,5 +1,7 @@
 //! Streams of events: every byte as the pod wrote it, as soon as it wrote it, and what is counted of them.
 
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::thread::sleep;
