@@ -137,8 +137,9 @@ enum Reach {
     Up,
     /// `misses` scrapes in a row timed out.
     Doubtful { misses: u32 },
-    /// Nothing listens there, by a scrape. The next scrape that is answered brings it back.
-    Down { since: Instant },
+    /// Nothing listens there, by a scrape, or nothing answers (`silent`). The next scrape that is answered
+    /// brings it back.
+    Down { since: Instant, silent: bool },
     /// A request failed there in a way that the next would too. It is tried again from `until` on; an
     /// answered scrape brings it back at once if the failure was that nothing listened.
     Ejected { since: Instant, until: Instant, times: u32, silent: bool },
@@ -199,8 +200,14 @@ impl Pool {
     pub fn reserve(&self, ask: Ask<'_>, now: Instant) -> Result<Place, NoPod> {
         let mut inner = self.inner.lock();
         let Inner { pods, views, scratch, rng } = &mut *inner;
+        // Metrics that take too long do not prove a pod dead: servers have been seen to answer requests and
+        // nothing else while they are overloaded. Before all are sent away, those are tried.
+        let none_ready = !pods.iter().any(|entry| entry.ready(now));
         views.clear();
-        views.extend(pods.iter().map(|entry| entry.view(ask, now)));
+        views.extend(pods.iter().map(|entry| {
+            let view = entry.view(ask, now);
+            PodView { ready: view.ready || none_ready && entry.is_silent(), ..view }
+        }));
         let pick = schedule::pick(views, &self.profile, rng, scratch)?;
         let Some(entry) = pods.get(pick.index) else { return Err(NoPod::Empty) };
         if entry.pod.in_flight.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -312,7 +319,7 @@ impl Pool {
                     lost.adapters = !entry.loaded.is_empty();
                     entry.loaded.clear();
                     if same_port {
-                        entry.reach = Reach::Down { since: now };
+                        entry.reach = Reach::Down { since: now, silent: false };
                     }
                 }
                 _ if same_port => entry.missed(now),
@@ -358,7 +365,7 @@ impl Pool {
             entry.served = Some(now);
             match entry.reach {
                 Reach::Up => {}
-                Reach::Down { since } | Reach::Ejected { since, .. } if sent <= since => {}
+                Reach::Down { since, .. } | Reach::Ejected { since, .. } if sent <= since => {}
                 _ => {
                     entry.reach = Reach::Up;
                     entry.trouble = None;
@@ -469,6 +476,11 @@ impl Entry {
         matches!(self.reach, Reach::Ejected { silent: false, until, .. } if now < until)
     }
 
+    /// It may be alive, though its metrics did not come several times in a row.
+    fn is_silent(&self) -> bool {
+        !self.asleep && matches!(self.reach, Reach::Down { silent: true, .. })
+    }
+
     /// A scrape was answered, whatever the answer. One from another port proves nothing about the port that
     /// serves.
     fn answered(&mut self, same_port: bool) {
@@ -490,7 +502,7 @@ impl Entry {
         // is all.
         let serves = self.served.is_some_and(|at| now.saturating_duration_since(at) < SERVES);
         self.reach = match misses {
-            MISSES_TO_DOWN.. if !serves => Reach::Down { since: now },
+            MISSES_TO_DOWN.. if !serves => Reach::Down { since: now, silent: true },
             _ => Reach::Doubtful { misses },
         };
     }
