@@ -211,6 +211,23 @@ fn slow_metrics_delay_nobody() {
     assert!(engine.stats().requests_to("/metrics") <= 2);
 }
 
+/// Servers have been seen to answer requests while their metrics take seconds: with the whole pool so, the
+/// pool goes on.
+#[test]
+fn a_pool_whose_metrics_all_time_out_still_serves() {
+    let silent = || Faults { metrics: MetricsFault::Silent, ..Faults::default() };
+    let options = || Options { faults: silent(), ..fast() };
+    let engines = Server::start_all(vec![options(), options()]).unwrap();
+    let gateway = Gateway::launch(&Plan::pool("base", &engines));
+    gateway.wait("both pods to be given up", |status| {
+        pods(status).all(|pod| pod["ready"] == false && pod["trouble"].is_string())
+    });
+    for _ in 0..10 {
+        let body = chat("base", 1, true);
+        assert_eq!(post(gateway.address, "/v1/chat/completions", &body).status, 200);
+    }
+}
+
 /// Metrics from a port of their own say nothing of the port that serves.
 #[test]
 fn signals_from_another_port_do_not_vouch_for_the_pod() {
