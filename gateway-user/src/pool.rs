@@ -548,3 +548,6 @@ const EJECT_FIRST: Duration = Duration::from_millis(500);
 
 /// The longest such pause.
 const EJECT_MOST: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -83,3 +83,84 @@ fn is_quiet(stream: &TcpStream) -> bool {
 
 /// uvicorn, and with it vLLM and SGLang, closes idle connections after 5 s.
 const KEEP_IDLE: Duration = Duration::from_millis(3900);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::pool::tests::pool;
+
+    /// Two ends of a connection.
+    async fn pair() -> (Upstream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (far, _) = listener.accept().await.unwrap();
+        (Upstream { stream: near, reused: false }, far)
+    }
+
+    fn pods() -> Vec<Arc<Pod>> {
+        pool(2, "").pods()
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_kept_for_its_pod_and_for_a_while() {
+        let pods = pods();
+        let upstreams = Upstreams::default();
+        let now = Instant::now();
+        let (near, _far) = pair().await;
+        let address = near.stream.local_addr().unwrap();
+        upstreams.keep(pods[0].id, near, now);
+        assert!(upstreams.idle(&pods[1], now).is_none(), "another pod's");
+        let kept = upstreams.idle(&pods[0], now + KEEP_IDLE - Duration::from_millis(1)).unwrap();
+        assert!(kept.reused);
+        assert_eq!(kept.stream.local_addr().unwrap(), address);
+        assert!(upstreams.idle(&pods[0], now).is_none(), "it was taken");
+        upstreams.keep(pods[0].id, kept, now);
+        assert!(upstreams.idle(&pods[0], now + KEEP_IDLE).is_none(), "the pod may close it now");
+    }
+
+    #[tokio::test]
+    async fn the_newest_is_used_and_the_oldest_are_swept() {
+        let pods = pods();
+        let upstreams = Upstreams::default();
+        let now = Instant::now();
+        let (old, mut old_far) = pair().await;
+        let (new, _new_far) = pair().await;
+        let address = new.stream.local_addr().unwrap();
+        upstreams.keep(pods[0].id, old, now);
+        upstreams.keep(pods[0].id, new, now + Duration::from_secs(1));
+        upstreams.sweep(now + KEEP_IDLE);
+        // Closed, not forgotten: the pod sees its end.
+        assert_eq!(tokio::io::AsyncReadExt::read(&mut old_far, &mut [0; 1]).await.unwrap(), 0);
+        let kept = upstreams.idle(&pods[0], now + KEEP_IDLE).unwrap();
+        assert_eq!(kept.stream.local_addr().unwrap(), address);
+        upstreams.sweep(now + 2 * KEEP_IDLE);
+        assert!(upstreams.idle.borrow().is_empty());
+    }
+
+    #[tokio::test]
+    async fn one_that_was_closed_or_has_unasked_bytes_is_passed_over() {
+        let pods = pods();
+        let upstreams = Upstreams::default();
+        let now = Instant::now();
+        let (quiet, _quiet_far) = pair().await;
+        let (closed, closed_far) = pair().await;
+        let (talks, mut talks_far) = pair().await;
+        let address = quiet.stream.local_addr().unwrap();
+        drop(closed_far);
+        talks_far.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await.unwrap();
+        for stream in [&closed.stream, &talks.stream] {
+            stream.readable().await.unwrap();
+        }
+        for upstream in [quiet, closed, talks] {
+            upstreams.keep(pods[0].id, upstream, now);
+        }
+        let kept = upstreams.idle(&pods[0], now).unwrap();
+        assert_eq!(kept.stream.local_addr().unwrap(), address);
+        assert!(upstreams.idle(&pods[0], now).is_none());
+    }
+}

@@ -1,0 +1,334 @@
+//! What requests and scrapes make of a pod, step by step; time is passed in.
+
+use std::io::ErrorKind;
+
+use super::*;
+use crate::metrics::{Build, Metrics};
+use crate::observe::models::Adapter;
+
+/// A pool of `count` pods, with further lines of its scheduler.
+pub(crate) fn pool(count: u16, lines: &str) -> Pool {
+    let pods: Vec<String> = (1..=count).map(|port| format!("\"127.0.0.1:{port}\"")).collect();
+    let text = format!(
+        "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\n\
+         metadata: {{name: test}}\nspec:\n  schedulers:\n  - name: pool\n    modelName: base\n    \
+         pods: [{}]\n{lines}",
+        pods.join(", ")
+    );
+    let config = crate::config::parse(&text, "test.yaml").unwrap().config;
+    let metrics = Metrics::new(Build { version: "0", revision: "0" }, Vec::new);
+    Pool::new(&config.schedulers[0], metrics.pool("pool"), 7)
+}
+
+/// An idle vLLM.
+fn idle() -> Reading {
+    let signals =
+        Signals { kv_usage: Some(0.0), waiting: Some(0), running: Some(0), ..Signals::default() };
+    Reading { engine: EngineKind::Vllm, signals, ..Reading::default() }
+}
+
+fn failure(cause: Cause) -> Failure {
+    Failure { question: Question::Metrics, cause }
+}
+
+fn status(pool: &Pool, number: usize, now: Instant) -> PodStatus {
+    pool.status(now).swap_remove(number)
+}
+
+fn ready(pool: &Pool, number: usize, now: Instant) -> bool {
+    status(pool, number, now).view.ready
+}
+
+fn id(pool: &Pool, number: usize) -> PodId {
+    pool.pods()[number].id
+}
+
+/// A pick for a request without an adapter.
+fn pick(pool: &Pool, now: Instant) -> Result<Place, NoPod> {
+    pool.reserve(Ask::default(), now)
+}
+
+const MS: Duration = Duration::from_millis(1);
+
+#[test]
+fn scrapes_put_a_pod_out_and_bring_it_back() {
+    // The causes of scrapes one after the other, none for an answer; and whether the pod is ready behind them.
+    let silent = Some(Cause::Timeout);
+    let broken = Some(Cause::Broken);
+    let refused = Some(Cause::Refused);
+    let page = Some(Cause::Status(500));
+    let table: [(&str, &[Option<Cause>], bool); 11] = [
+        ("never asked", &[], true),
+        ("one silence", &[silent], true),
+        ("two", &[silent, silent], true),
+        ("three", &[silent, silent, silent], false),
+        ("mixed", &[silent, broken, Some(Cause::Unreachable(ErrorKind::HostUnreachable))], false),
+        ("an answer between", &[silent, silent, None, silent, silent], true),
+        ("an error page between", &[silent, silent, page, silent, silent], true),
+        ("refused", &[refused], false),
+        ("refused and back", &[refused, None], true),
+        ("silent and back with an error page", &[silent, silent, silent, page], true),
+        ("refused, then silent", &[refused, silent], false),
+    ];
+    for (name, causes, expected) in table {
+        let pool = pool(1, "");
+        let now = Instant::now();
+        for cause in causes {
+            match cause {
+                None => {
+                    pool.observed(id(&pool, 0), idle(), now);
+                }
+                Some(cause) => {
+                    pool.unobserved(id(&pool, 0), &failure(*cause), now);
+                }
+            }
+        }
+        assert_eq!(ready(&pool, 0, now), expected, "{name}");
+        assert_eq!(pool.ready(now), expected, "{name}");
+        let is_well = matches!(causes.last(), None | Some(None));
+        assert_eq!(status(&pool, 0, now).trouble.is_none(), is_well, "{name}");
+    }
+}
+
+#[test]
+fn what_a_pod_told_is_forgotten_when_it_tells_nonsense() {
+    let pool = pool(1, "");
+    let now = Instant::now();
+    for (cause, is_known) in
+        [(Cause::Status(500), false), (Cause::Refused, false), (Cause::Timeout, true)]
+    {
+        pool.observed(id(&pool, 0), idle(), now);
+        assert!(status(&pool, 0, now).view.age.is_some());
+        pool.unobserved(id(&pool, 0), &failure(cause), now);
+        // Silence only makes it older.
+        assert_eq!(status(&pool, 0, now + 5 * MS).view.age.is_some(), is_known, "{cause:?}");
+    }
+    // A page of metrics that nobody knows is no signal.
+    pool.observed(id(&pool, 0), Reading { engine: EngineKind::Unknown, ..idle() }, now);
+    assert_eq!(status(&pool, 0, now).view.age, None);
+}
+
+#[test]
+fn a_sleeping_engine_is_not_ready() {
+    let pool = pool(1, "");
+    let now = Instant::now();
+    pool.observed(id(&pool, 0), Reading { asleep: true, ..idle() }, now);
+    assert_eq!(pick(&pool, now).map(|_| ()), Err(NoPod::Empty));
+    pool.observed(id(&pool, 0), idle(), now);
+    assert!(pick(&pool, now).is_ok());
+}
+
+#[test]
+fn pauses_double_only_from_one_to_the_next() {
+    let pool = pool(1, "");
+    let mut now = Instant::now();
+    for pause in [500, 1000, 2000, 4000, 8000, 10_000, 10_000] {
+        // Requests that were under way together are one failure.
+        for _ in 0..50 {
+            pool.eject(id(&pool, 0), "gone", false, now);
+        }
+        assert!(!ready(&pool, 0, now + (pause - 1) * MS), "{pause}");
+        now += pause * MS;
+        assert!(ready(&pool, 0, now), "{pause}");
+    }
+    assert_eq!(pool.pods()[0].failures(), 350);
+    // Once it has served, the count begins anew.
+    pool.served(id(&pool, 0), now);
+    pool.eject(id(&pool, 0), "gone", false, now);
+    assert!(ready(&pool, 0, now + 500 * MS));
+}
+
+#[test]
+fn a_scrape_brings_back_what_did_not_listen_and_not_what_refuses() {
+    for (silent, back) in [(true, true), (false, false)] {
+        let pool = pool(1, "");
+        let now = Instant::now();
+        pool.eject(id(&pool, 0), "why", silent, now);
+        assert_eq!(pool.observed(id(&pool, 0), idle(), now + MS), back);
+        assert_eq!(ready(&pool, 0, now + MS), back);
+        // As long as it is out, /status says why.
+        let trouble = status(&pool, 0, now + MS).trouble;
+        assert_eq!(
+            trouble.is_some_and(|trouble| trouble.starts_with("why; no requests for")),
+            !back
+        );
+        pool.observed(id(&pool, 0), idle(), now + 600 * MS);
+        assert!(ready(&pool, 0, now + 600 * MS));
+        assert_eq!(status(&pool, 0, now + 600 * MS).trouble, None);
+    }
+}
+
+#[test]
+fn only_a_newer_request_shows_that_a_pod_serves_again() {
+    let pool = pool(1, "");
+    let start = Instant::now();
+    let out: [fn(&Pool, Instant); 2] = [
+        |pool, now| pool.eject(id(pool, 0), "draining", false, now),
+        |pool, now| {
+            pool.unobserved(id(pool, 0), &failure(Cause::Refused), now);
+        },
+    ];
+    for put_out in out {
+        put_out(&pool, start + 10 * MS);
+        // Taken before it began to drain, and answered only now.
+        pool.served(id(&pool, 0), start + 9 * MS);
+        assert!(!ready(&pool, 0, start + 20 * MS));
+        pool.served(id(&pool, 0), start + 11 * MS);
+        assert!(ready(&pool, 0, start + 20 * MS));
+        assert_eq!(status(&pool, 0, start + 20 * MS).trouble, None);
+    }
+}
+
+#[test]
+fn a_failed_request_does_not_shorten_what_a_scrape_has_found() {
+    let pool = pool(1, "");
+    let now = Instant::now();
+    pool.unobserved(id(&pool, 0), &failure(Cause::Refused), now);
+    pool.eject(id(&pool, 0), "connecting failed", true, now);
+    assert!(!ready(&pool, 0, now + 3600 * 1000 * MS));
+}
+
+#[test]
+fn three_broken_requests_in_a_row_put_a_pod_out_unless_it_is_the_last() {
+    let pool = pool(2, "");
+    let now = Instant::now();
+    let broke = |number, times: u32| {
+        for _ in 0..times {
+            pool.broke(id(&pool, number), "it closed", now);
+        }
+    };
+    broke(0, 2);
+    pool.served(id(&pool, 0), now);
+    broke(0, 2);
+    assert!(ready(&pool, 0, now), "two in a row, twice");
+    broke(0, 1);
+    assert!(!ready(&pool, 0, now));
+    let trouble = status(&pool, 0, now).trouble.unwrap();
+    assert!(trouble.starts_with("3 requests in a row failed: it closed"), "{trouble}");
+    // There is nothing better than the other one.
+    broke(1, 20);
+    assert!(ready(&pool, 1, now));
+    assert_eq!(pool.pods()[1].failures(), 20);
+}
+
+#[test]
+fn silent_pods_are_the_last_resort() {
+    let pool = pool(3, "");
+    let now = Instant::now();
+    for _ in 0..3 {
+        pool.unobserved(id(&pool, 0), &failure(Cause::Timeout), now);
+    }
+    pool.unobserved(id(&pool, 1), &failure(Cause::Refused), now);
+    pool.observed(id(&pool, 2), idle(), now);
+    for _ in 0..20 {
+        assert_eq!(pick(&pool, now).unwrap().pod.id, id(&pool, 2));
+    }
+    pool.unobserved(id(&pool, 2), &failure(Cause::Refused), now);
+    for _ in 0..20 {
+        assert_eq!(
+            pick(&pool, now).unwrap().pod.id,
+            id(&pool, 0),
+            "the only one that may be alive"
+        );
+    }
+    assert!(!pool.ready(now), "but it is not what the gateway calls ready");
+    let tried = [id(&pool, 0)];
+    let again = pool.reserve(Ask { tried: &tried, ..Ask::default() }, now);
+    assert_eq!(again.map(|_| ()), Err(NoPod::Exhausted));
+}
+
+#[test]
+fn metrics_of_another_port_say_nothing_of_the_pod() {
+    let pool = pool(1, "    metrics: {port: 9000}");
+    let now = Instant::now();
+    for _ in 0..5 {
+        pool.unobserved(id(&pool, 0), &failure(Cause::Refused), now);
+        pool.unobserved(id(&pool, 0), &failure(Cause::Timeout), now);
+    }
+    assert!(ready(&pool, 0, now));
+    pool.eject(id(&pool, 0), "connecting failed", true, now);
+    pool.observed(id(&pool, 0), idle(), now);
+    assert!(!ready(&pool, 0, now));
+}
+
+#[test]
+fn a_place_is_given_back_when_dropped() {
+    let pool = pool(2, "    saturation: {inFlight: 2}");
+    let now = Instant::now();
+    let mut places: Vec<Place> = (0..4).map(|_| pick(&pool, now).unwrap()).collect();
+    let in_flight = || pool.pods().iter().map(|pod| pod.in_flight()).collect::<Vec<_>>();
+    assert_eq!(in_flight(), [2, 2]);
+    assert_eq!(pick(&pool, now).map(|_| ()), Err(NoPod::Saturated));
+    let freed = places.swap_remove(1).pod.id;
+    let place = pick(&pool, now).unwrap();
+    assert_eq!(place.pod.id, freed);
+    drop((place, places));
+    assert_eq!(in_flight(), [0, 0]);
+    assert_eq!(pool.pods().iter().map(|pod| pod.requests()).sum::<u64>(), 5);
+}
+
+#[test]
+fn many_threads_leave_nothing_in_flight() {
+    let pool = pool(4, "    saturation: {inFlight: 3}");
+    let now = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    let places: Vec<_> = (0..4).map_while(|_| pick(&pool, now).ok()).collect();
+                    assert!(pool.pods().iter().all(|pod| pod.in_flight() <= 3));
+                    drop(places);
+                }
+            });
+        }
+    });
+    assert!(pool.pods().iter().all(|pod| pod.in_flight() == 0));
+}
+
+#[test]
+fn adapters_lead_to_where_they_are() {
+    let pool = pool(3, "");
+    let now = Instant::now();
+    let models = |names: &[&str]| {
+        let adapter = |name: &&str| Adapter { id: (*name).into(), parent: "base".into() };
+        Models { adapters: names.iter().map(adapter).collect(), ..Models::default() }
+    };
+    for number in 0..3 {
+        pool.observed(id(&pool, number), idle(), now);
+    }
+    assert!(pool.listed(id(&pool, 1), &models(&["sql"])));
+    assert!(!pool.listed(id(&pool, 1), &models(&["sql"])), "nothing new");
+    let ask = |tried: &[PodId]| {
+        pool.reserve(Ask { adapter: Some("sql"), tried }, now).map(|place| place.pod.id)
+    };
+    assert_eq!(ask(&[]), Ok(id(&pool, 1)));
+    // In use elsewhere, though not listed: in GPU memory is better still.
+    let active = Reading { adapters_active: vec!["sql".into()], ..idle() };
+    pool.observed(id(&pool, 2), active, now);
+    assert_eq!(ask(&[]), Ok(id(&pool, 2)));
+    assert_eq!(ask(&[id(&pool, 2)]), Ok(id(&pool, 1)));
+    assert_eq!(ask(&[id(&pool, 2), id(&pool, 1)]), Ok(id(&pool, 0)));
+    assert_eq!(pool.loaded_adapters(), [Arc::from("sql")]);
+    assert_eq!(status(&pool, 2, now).adapters, [Arc::from("sql")]);
+    // They go with the process.
+    pool.unobserved(id(&pool, 1), &failure(Cause::Refused), now);
+    assert!(pool.loaded_adapters().is_empty());
+    // A pod that does not list its models has not lost them.
+    pool.listed(id(&pool, 0), &models(&["sql"]));
+    let unlisted = Failure { question: Question::Models, cause: Cause::Status(500) };
+    assert!(!pool.unobserved(id(&pool, 0), &unlisted, now));
+    assert_eq!(pool.loaded_adapters(), [Arc::from("sql")]);
+    assert!(ready(&pool, 0, now) && status(&pool, 0, now).trouble.is_none());
+}
+
+#[test]
+fn a_pod_that_left_the_pool_may_still_report() {
+    let pool = pool(1, "");
+    let other = id(&super::tests::pool(1, ""), 0);
+    let now = Instant::now();
+    assert!(!pool.observed(other, idle(), now));
+    pool.eject(other, "gone", true, now);
+    pool.broke(other, "gone", now);
+    pool.served(other, now);
+    assert!(ready(&pool, 0, now));
+}
