@@ -122,8 +122,6 @@ struct Entry {
     active: Vec<Box<str>>,
     loaded: Vec<Arc<str>>,
     asleep: bool,
-    /// When it last answered a request.
-    served: Option<Instant>,
     reach: Reach,
     trouble: Option<String>,
     /// Requests in a row that broke off before any content.
@@ -169,7 +167,6 @@ impl Pool {
                 active: Vec::new(),
                 loaded: Vec::new(),
                 asleep: false,
-                served: None,
                 reach: Reach::Up,
                 trouble: None,
                 broken: 0,
@@ -359,10 +356,9 @@ impl Pool {
     /// A request that had been written at `sent` was answered by a pod: whatever was suspected before, it
     /// serves. A pod that is shutting down still answers the requests that it has taken, so an older one says
     /// nothing of the next.
-    pub fn served(&self, id: PodId, sent: Instant, now: Instant) {
+    pub fn served(&self, id: PodId, sent: Instant) {
         self.update(id, |entry| {
             entry.broken = 0;
-            entry.served = Some(now);
             match entry.reach {
                 Reach::Up => {}
                 Reach::Down { since, .. } | Reach::Ejected { since, .. } if sent <= since => {}
@@ -498,11 +494,8 @@ impl Entry {
             Reach::Doubtful { misses } => misses.saturating_add(1),
             Reach::Down { .. } | Reach::Ejected { .. } => return,
         };
-        // A server that is busy with requests may be slow to tell its load: then its signals are old, and that
-        // is all.
-        let serves = self.served.is_some_and(|at| now.saturating_duration_since(at) < SERVES);
         self.reach = match misses {
-            MISSES_TO_DOWN.. if !serves => Reach::Down { since: now, silent: true },
+            MISSES_TO_DOWN.. => Reach::Down { since: now, silent: true },
             _ => Reach::Doubtful { misses },
         };
     }
@@ -536,9 +529,6 @@ static NEXT_POD: AtomicU32 = AtomicU32::new(1);
 
 /// Scrapes in a row that must time out before a pod counts as gone: one slow answer is no outage.
 const MISSES_TO_DOWN: u32 = 3;
-
-/// A pod that has answered a request in this time is there, however slow its metrics are.
-const SERVES: Duration = Duration::from_secs(10);
 
 /// Requests in a row that must break off before a pod gets no more for a while.
 const BROKEN_TO_EJECT: u32 = 3;

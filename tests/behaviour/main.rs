@@ -9,21 +9,27 @@
     reason = "helpers of tests fail by panic as tests do"
 )]
 
+mod adapters;
+mod balance;
 mod bodies;
 mod cli;
 mod clients;
 mod cuts;
 mod demo;
+mod disconnects;
 mod framing;
 mod http;
 mod kernel;
 mod lifecycle;
 mod limits;
+mod metrics;
 mod models;
+mod outages;
 mod recorder;
 mod relay;
 mod requests;
 mod retries;
+mod signals;
 mod steer;
 mod streams;
 mod upstream;

@@ -103,7 +103,7 @@ pub async fn exchange(
         let sent = send::send(&request, &place, &mut watch, worker).await;
         let failure = match sent {
             Ok(answer) if answer.trouble.is_none() => {
-                pool.served(place.pod.id, answer.sent, Instant::now());
+                pool.served(place.pod.id, answer.sent);
                 return pass(answer, place, tried.len(), request, client, worker).await;
             }
             Ok(answer) => Ok(answer),

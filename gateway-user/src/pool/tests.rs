@@ -316,7 +316,7 @@ fn adapters_lead_to_where_they_are() {
     // A pod that does not list its models has not lost them.
     pool.listed(id(&pool, 0), &models(&["sql"]));
     let unlisted = Failure { question: Question::Models, cause: Cause::Status(500) };
-    assert!(!pool.unobserved(id(&pool, 0), &unlisted, now));
+    assert!(!pool.unobserved(id(&pool, 0), &unlisted, now).reach);
     assert_eq!(pool.loaded_adapters(), [Arc::from("sql")]);
     assert!(ready(&pool, 0, now) && status(&pool, 0, now).trouble.is_none());
 }
