@@ -298,6 +298,6 @@ pub fn free_port() -> u16 {
 }
 
 /// The machine may be busy with other tests.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 const TICK: Duration = Duration::from_millis(20);
