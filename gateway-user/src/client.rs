@@ -1,4 +1,5 @@
-//! The client's connection: reading without a buffer of its own while idle, writing, and seeing it leave.
+//! The client's connection: reading without a buffer of its own while idle, writing, and seeing it
+//! leave.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -47,7 +48,8 @@ impl Client {
         write_all(&writer, [bytes, &[]]).await
     }
 
-    /// Takes consumed bytes off the front of `input`, and gives the memory back when nothing is left.
+    /// Takes consumed bytes off the front of `input`, and gives the memory back when nothing is
+    /// left.
     pub fn consume(&mut self, count: usize) {
         if count >= self.input.len() {
             self.input = Vec::new();
@@ -56,9 +58,9 @@ impl Client {
         }
     }
 
-    /// Reads and throws away until the client ends or `most` bytes or `within` have passed, after sending
-    /// our own end. Closing with bytes unread would reset the connection, and the reset can overtake the
-    /// answer that says what was wrong.
+    /// Reads and throws away until the client ends or `most` bytes or `within` have passed, after
+    /// sending our own end. Closing with bytes unread would reset the connection, and the reset can
+    /// overtake the answer that says what was wrong.
     pub async fn linger(&mut self, scratch: &Scratch, most: usize, within: Duration) {
         let socket = socket2::SockRef::from(&self.stream);
         if socket.shutdown(std::net::Shutdown::Write).is_err() {
@@ -78,8 +80,8 @@ impl Client {
         let _ = timeout(within, drain).await;
     }
 
-    /// Makes the coming close a reset, so that a client that takes the end of the connection for the end of
-    /// the body sees that it was cut.
+    /// Makes the coming close a reset, so that a client that takes the end of the connection for
+    /// the end of the body sees that it was cut.
     pub fn reset_on_close(&self) {
         // Failing leaves an ordinary close, all that is possible then.
         let _ = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
@@ -100,11 +102,11 @@ impl Scratch {
         Self(RefCell::new(vec![0; SCRATCH].into_boxed_slice()))
     }
 
-    /// Waits for bytes, reads once and hands them on. 0 is the end of the stream. Dropped while it waits, it
-    /// has read nothing.
+    /// Waits for bytes, reads once and hands them on. 0 is the end of the stream. Dropped while it
+    /// waits, it has read nothing.
     ///
-    /// One poll, and not readiness first and a read then: so tokio sees a short read, knows that nothing is
-    /// left, and the next call waits without asking the kernel in vain.
+    /// One poll, and not readiness first and a read then: so tokio sees a short read, knows that
+    /// nothing is left, and the next call waits without asking the kernel in vain.
     pub async fn read(
         &self,
         reader: &mut ReadHalf<'_>,
@@ -127,10 +129,11 @@ impl Default for Scratch {
     }
 }
 
-/// Returns once the client has left: closed, half-closed or reset. What it sends meanwhile, a pipelined
-/// request, is kept in `input`.
+/// Returns once the client has left: closed, half-closed or reset. What it sends meanwhile, a
+/// pipelined request, is kept in `input`.
 ///
-/// A half-close counts as leaving: model servers take it so, and no client of theirs does it otherwise.
+/// A half-close counts as leaving: model servers take it so, and no client of theirs does it
+/// otherwise.
 pub async fn gone(reader: &mut ReadHalf<'_>, input: &mut Vec<u8>, scratch: &Scratch) {
     while input.len() < MAX_PIPELINED {
         if !matches!(scratch.read(reader, |bytes| input.extend_from_slice(bytes)).await, Ok(1..)) {

@@ -1,4 +1,5 @@
-//! A client's connection: one request after the other, each through the phases of the crate's front page.
+//! A client's connection: one request after the other, each through the phases of the crate's front
+//! page.
 
 use std::time::Duration;
 
@@ -32,8 +33,8 @@ pub async fn serve(stream: TcpStream, worker: &Worker) {
     }
 }
 
-/// The next request's head, taken off the connection's input. `None`: the connection is over, and whatever
-/// there was to say has been said.
+/// The next request's head, taken off the connection's input. `None`: the connection is over, and
+/// whatever there was to say has been said.
 async fn next_head(client: &mut Client, wait: Duration, worker: &Worker) -> Option<Head> {
     let limits = worker.limits();
     skip_empty_lines(client);
@@ -121,7 +122,8 @@ async fn request(client: &mut Client, head: Head, worker: &Worker) -> bool {
                     None => Err(unknown_path(&head)),
                 },
             };
-            // A body on a GET means nothing here, and reading it is not worth keeping the connection.
+            // A body on a GET means nothing here, and reading it is not worth keeping the
+            // connection.
             let keep_alive = keep_alive && head.body == head::BodyLength::Known(0);
             match answer {
                 Ok(page) => {
@@ -262,11 +264,13 @@ async fn answer_locally(
 /// Characters of a path that an error quotes.
 const PATH_SHOWN: usize = 200;
 
-/// How much of a request that is not wanted is read and thrown away, so that the answer reaches the client.
+/// How much of a request that is not wanted is read and thrown away, so that the answer reaches the
+/// client.
 const LINGER_BYTES: usize = 64 * 1024 * 1024;
 
 /// How long that may take.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The gateway's own answers fit into any socket buffer; a client that has filled it is not reading.
+/// The gateway's own answers fit into any socket buffer; a client that has filled it is not
+/// reading.
 const LOCAL_WRITE: Duration = Duration::from_secs(5);

@@ -1,8 +1,9 @@
 //! Listening sockets and the workers behind them.
 //!
-//! Each worker is a thread with its own single-threaded runtime and its own listening socket for each
-//! listener: a connection is served, from its first byte to its last, by the worker that accepted it.
-//! Steered or not, the sockets are the same; sk_lookup only decides which of them gets a connection.
+//! Each worker is a thread with its own single-threaded runtime and its own listening socket for
+//! each listener: a connection is served, from its first byte to its last, by the worker that
+//! accepted it. Steered or not, the sockets are the same; sk_lookup only decides which of them gets
+//! a connection.
 
 use std::cell::RefCell;
 use std::io;
@@ -102,8 +103,8 @@ pub fn bind(listener: &Listener, workers: usize) -> Result<Vec<TcpListener>, Bin
     let address = SocketAddr::new(listener.address, listener.port);
     let fail = |error| BindError { listener: listener.name.clone(), address, error };
     if address.port() != 0 {
-        // SO_REUSEPORT would let a second gateway of the same user share the port unnoticed. Without it
-        // the kernel says so.
+        // SO_REUSEPORT would let a second gateway of the same user share the port unnoticed.
+        // Without it the kernel says so.
         drop(socket(address, false).map_err(fail)?);
     }
     bind_all(address, workers).map_err(fail)

@@ -135,8 +135,8 @@ fn start_workers(
         .collect()
 }
 
-/// The control thread's work: signals, scrapes, scores, admin pages. Returns when the daemon has stopped, with
-/// how many connections had to be cut for that.
+/// The control thread's work: signals, scrapes, scores, admin pages. Returns when the daemon has
+/// stopped, with how many connections had to be cut for that.
 async fn control(
     gateway: &Arc<Gateway>,
     admin: std::net::TcpListener,
@@ -172,8 +172,8 @@ async fn control(
     Ok(cut)
 }
 
-/// Waits for the connections to end, but no longer than the limit; a second signal ends the wait. Then has the
-/// workers cut those that are left, and says how many.
+/// Waits for the connections to end, but no longer than the limit; a second signal ends the wait.
+/// Then has the workers cut those that are left, and says how many.
 async fn drain(
     gateway: &Gateway,
     terminate: &mut tokio::signal::unix::Signal,
