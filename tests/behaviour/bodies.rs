@@ -1,5 +1,5 @@
-//! Request bodies: large ones, chunked ones, forms, and those that wait to be asked for. The pod gets each
-//! byte for byte.
+//! Request bodies: large ones, chunked ones, forms, and those that wait to be asked for. The pod
+//! gets each byte for byte.
 
 use std::time::Duration;
 
@@ -10,14 +10,16 @@ use sluice_tests::gateway::{Gateway, Plan};
 
 use crate::recorder::Recorder;
 
-// Field reports 25, 30: the default cap lets real multimodal requests through, and `model` may come last.
+// Field reports 25, 30: the default cap lets real multimodal requests through, and `model` may come
+// last.
 #[test]
 fn large_bodies_are_forwarded_wherever_the_model_stands() {
     let pod = Recorder::start();
     let gateway = Gateway::start(&pod.plan());
     let image = "iVBORw0KGgo".repeat(1 << 20);
     let messages = format!(
-        r#""messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{image}"}}}}]}}]"#
+        r#""messages":[{{"role":"user","content":[
+            {{"type":"image_url","image_url":{{"url":"data:image/png;base64,{image}"}}}}]}}]"#
     );
     let model = r#""model":"base""#;
     for body in [format!("{{{messages},{model}}}"), format!("{{{model},{messages},{messages}}}")] {
@@ -227,7 +229,8 @@ fn a_compressed_body_is_refused_with_what_to_do() {
     assert_eq!(pod.recorded().len(), 1);
 }
 
-// Field reports 35: asked for at once, and the pod, which could ask again, does not see the expectation.
+// Field reports 35: asked for at once, and the pod, which could ask again, does not see the
+// expectation.
 #[test]
 fn a_client_that_waits_to_be_asked_is_asked_at_once() {
     let pod = Recorder::start();

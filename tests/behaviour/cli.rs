@@ -115,7 +115,8 @@ fn a_taken_port_is_named_with_its_listener() {
     }
 }
 
-// Sockets that workers share could be shared by two daemons, each of which would get half of everything.
+// Sockets that workers share could be shared by two daemons, each of which would get half of
+// everything.
 #[test]
 fn a_second_gateway_does_not_share_the_first_ones_ports() {
     let gateway = Gateway::launch(&Plan { pools: unreachable_pool(), ..Plan::pool("base", &[]) });
@@ -289,9 +290,12 @@ impl Drop for File {
 
 fn document(port: u16, admin: u16) -> String {
     format!(
-        "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\nmetadata: {{name: edge}}\nspec:\n  \
-         listeners: [{{name: edge, address: 127.0.0.1, port: {port}}}]\n  admin: {{port: {admin}}}\n  \
-         kernel: {{steering: off}}\n  schedulers:\n  - {{name: m, modelName: m, pods: [\"127.0.0.1:1\"]}}\n"
+        "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\n\
+         metadata: {{name: edge}}\nspec:\n  \
+         listeners: [{{name: edge, address: 127.0.0.1, port: {port}}}]\n  \
+         admin: {{port: {admin}}}\n  \
+         kernel: {{steering: off}}\n  schedulers:\n  \
+         - {{name: m, modelName: m, pods: [\"127.0.0.1:1\"]}}\n"
     )
 }
 

@@ -34,7 +34,8 @@ fn the_openai_sdk_raises_its_own_errors() {
     Sdk::start(&gateway).run("errors");
 }
 
-// The SDK's own retries, by the header that it sends with them: told when, it comes back and is served.
+// The SDK's own retries, by the header that it sends with them: told when, it comes back and is
+// served.
 #[test]
 fn the_openai_sdk_comes_back_when_it_is_told() {
     let pods = Server::start_all(vec![fast()]).unwrap();
@@ -190,8 +191,8 @@ impl Sdk {
         );
         assert!(
             python.exists(),
-            "there is no Python with the OpenAI SDK at {}: `cargo xtask test` makes it and runs the tests; \
-             `cargo xtask test -- -p sluice-tests clients` runs these alone",
+            "there is no Python with the OpenAI SDK at {}: `cargo xtask test` makes it and \
+             runs the tests; `cargo xtask test -- -p sluice-tests clients` runs these alone",
             python.display()
         );
         let mut child = Command::new(python)

@@ -1,5 +1,5 @@
-//! HTTP/1.1 with clients: connections that go on and that end, headers that stay on one side, and messages
-//! that could be read in two ways.
+//! HTTP/1.1 with clients: connections that go on and that end, headers that stay on one side, and
+//! messages that could be read in two ways.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,8 @@ fn one_connection_carries_two_hundred_requests_to_changing_pods() {
         }
     }
     assert_eq!(names.len(), 3, "one pod got all: {names:?}");
-    // The pods' connections go on as well: one for requests, others for the gateway's own questions.
+    // The pods' connections go on as well: one for requests, others for the gateway's own
+    // questions.
     for pod in &pods {
         let stats = pod.stats();
         assert!(stats.connections <= 4, "{} connections", stats.connections);
@@ -156,17 +157,22 @@ fn a_client_that_wants_to_end_the_connection_is_told_that_it_ends() {
 #[test]
 fn headers_of_one_connection_do_not_reach_the_other() {
     let pod = Recorder::answering(
-        "HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Private\r\nX-Private: 1\r\nKeep-Alive: timeout=5\r\n\
-         Proxy-Authenticate: Basic\r\nUpgrade: h2c\r\nProxy-Connection: keep-alive\r\nTE: trailers\r\n\
-         X-Request-Id: of-the-pod\r\nX-Kept: A=b; C\r\nx-kept: Second\r\nSet-Cookie: a\r\nSet-Cookie: b\r\n\
+        "HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Private\r\nX-Private: 1\r\n\
+         Keep-Alive: timeout=5\r\nProxy-Authenticate: Basic\r\nUpgrade: h2c\r\n\
+         Proxy-Connection: keep-alive\r\nTE: trailers\r\n\
+         X-Request-Id: of-the-pod\r\nX-Kept: A=b; C\r\nx-kept: Second\r\n\
+         Set-Cookie: a\r\nSet-Cookie: b\r\n\
          Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
     );
     let gateway = Gateway::start(&pod.plan());
     let mut client = Client::connect(gateway.address);
     client.send(format!(
-        "POST {CHAT} HTTP/1.1\r\nHost: g\r\nConnection: X-Hop, keep-alive\r\nCONNECTION: x-hop-too\r\nX-Hop: 1\r\n\
-         x-hop-too: 2\r\nKeep-Alive: timeout=9\r\nTE: trailers\r\nTrailer: x\r\nUpgrade: websocket\r\n\
-         Proxy-Authorization: Basic eA==\r\nProxy-Connection: close\r\nX-Kept: 3\r\ncontent-length: 16\r\n\r\n{}",
+        "POST {CHAT} HTTP/1.1\r\nHost: g\r\nConnection: X-Hop, keep-alive\r\n\
+         CONNECTION: x-hop-too\r\nX-Hop: 1\r\n\
+         x-hop-too: 2\r\nKeep-Alive: timeout=9\r\nTE: trailers\r\nTrailer: x\r\n\
+         Upgrade: websocket\r\n\
+         Proxy-Authorization: Basic eA==\r\nProxy-Connection: close\r\nX-Kept: 3\r\n\
+         content-length: 16\r\n\r\n{}",
         r#"{"model":"base"}"#
     ));
     let response = client.response();
@@ -204,8 +210,10 @@ fn headers_of_one_connection_do_not_reach_the_other() {
     // Naming them in Connection does not take away what the pod needs.
     let body = r#"{"model":"base"}"#;
     client.send(format!(
-        "POST {CHAT} HTTP/1.1\r\nHost: g\r\nConnection: host, authorization, content-length, content-type\r\n\
-         Authorization: Bearer k\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n{body}"
+        "POST {CHAT} HTTP/1.1\r\nHost: g\r\n\
+         Connection: host, authorization, content-length, content-type\r\n\
+         Authorization: Bearer k\r\nContent-Type: application/json\r\n\
+         Content-Length: 16\r\n\r\n{body}"
     ));
     assert_eq!(client.response().status, 200);
     let seen = pod.last();

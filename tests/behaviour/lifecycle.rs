@@ -58,7 +58,8 @@ fn what_has_not_finished_within_the_drain_timeout_is_cut() {
     let mut old = Client::connect(gateway.address);
     let body = chat("base", 100, true).to_string();
     old.send(format!(
-        "POST {CHAT} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST {CHAT} HTTP/1.0\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
         body.len()
     ));
     let mut old_response = old.head();
@@ -100,7 +101,8 @@ fn a_request_begun_before_the_stop_is_answered() {
     let mut gateway = Gateway::start(&Plan::pool("base", &pods));
     let body = chat("base", 2, false).to_string();
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
         body.len()
     );
     let begun = |text: &str| {
@@ -146,8 +148,12 @@ fn steered_connections_to_virtual_addresses_are_served_and_counted() {
             json!({
                 "path": "sk_lookup",
                 "reason": null,
-                "listeners":
-                    [{"name": "http", "address": own.to_string(), "steered": connections, "dropped": 0}],
+                "listeners": [{
+                    "name": "http",
+                    "address": own.to_string(),
+                    "steered": connections,
+                    "dropped": 0,
+                }],
             })
         );
         let steered = r#"sluice_steering_connections_total{listener="http",path="sk_lookup"}"#;
@@ -181,7 +187,8 @@ fn a_steering_gateway_stops_as_another_does() {
     });
 }
 
-// Nothing in the kernel outlives the process, and nothing that it left stands in the next one's way.
+// Nothing in the kernel outlives the process, and nothing that it left stands in the next one's
+// way.
 #[test]
 fn a_killed_gateway_leaves_nothing_behind() {
     netns::run(BLOCKS, || {
@@ -254,7 +261,8 @@ fn refuses(address: SocketAddr) {
     panic!("{address} still accepts");
 }
 
-/// A pod that says three tokens and then nothing more, and a gateway that waits so long when it stops.
+/// A pod that says three tokens and then nothing more, and a gateway that waits so long when it
+/// stops.
 fn stalling(drain_timeout: &str) -> (Vec<Server>, Plan) {
     let faults = Faults { stall_after: Some(3), ..Faults::default() };
     let pods = Server::start_all(vec![Options { faults, ..Options::default() }]).unwrap();

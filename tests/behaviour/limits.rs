@@ -1,5 +1,5 @@
-//! What a client may take: time, connections, memory. Whoever takes too much is told so and let go, and the
-//! others notice nothing.
+//! What a client may take: time, connections, memory. Whoever takes too much is told so and let go,
+//! and the others notice nothing.
 
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -250,7 +250,8 @@ fn memory_is_taken_for_what_has_come_and_not_for_what_is_announced() {
 #[test]
 fn large_bodies_are_not_held_twice() {
     let pods = Server::start_all(vec![Options::default()]).unwrap();
-    // It takes the bodies and does not answer: they are held in case that another pod must be tried.
+    // It takes the bodies and does not answer: they are held in case that another pod must be
+    // tried.
     pods[0].fault(Faults { no_answer: true, ..Faults::default() });
     let gateway = Gateway::start(&Plan::pool("base", &pods));
     let before = rss(&gateway);
@@ -282,8 +283,8 @@ fn large_bodies_are_not_held_twice() {
     gateway.wait("nothing to be held", |status| held(status) == 0);
 }
 
-/// Sends a byte every 20 ms, over and over, at most so many. Returns how many were sent when the gateway had
-/// enough.
+/// Sends a byte every 20 ms, over and over, at most so many. Returns how many were sent when the
+/// gateway had enough.
 fn trickle(mut stream: &TcpStream, bytes: &[u8], most: usize) -> usize {
     let pause = Duration::from_millis(20);
     for (sent, byte) in bytes.iter().cycle().take(most).enumerate() {
@@ -301,7 +302,8 @@ fn trickle(mut stream: &TcpStream, bytes: &[u8], most: usize) -> usize {
 /// The head of a POST with this header line.
 fn head(length: &str) -> String {
     format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\n{length}\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n\
+         content-type: application/json\r\n{length}\r\n"
     )
 }
 

@@ -1,6 +1,7 @@
 //! A pod that keeps what it is sent, byte by byte, and answers every POST with the same bytes.
 //!
-//! The simulated server knows OpenAI's endpoints and looks into bodies; this one takes any path and any body.
+//! The simulated server knows OpenAI's endpoints and looks into bodies; this one takes any path and
+//! any body.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panic as tests do")]
 

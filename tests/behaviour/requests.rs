@@ -1,4 +1,5 @@
-//! What the gateway makes of requests, good and bad: which are refused, how, and that no pod hears of those.
+//! What the gateway makes of requests, good and bad: which are refused, how, and that no pod hears
+//! of those.
 
 use serde_json::{Value, json};
 use sluice_tests::client::{Client, Response, chat, post};

@@ -8,7 +8,8 @@ use sluice_tests::client::{Client, chat};
 use sluice_tests::engine::{Faults, Options, Server};
 use sluice_tests::gateway::{Gateway, Plan};
 
-// Field reports 36: model servers close idle connections after 5 s, perhaps as the next request arrives.
+// Field reports 36: model servers close idle connections after 5 s, perhaps as the next request
+// arrives.
 #[test]
 fn pauses_around_the_servers_keep_alive_cost_no_request() {
     let pods = Server::start_all(vec![Options::default(), Options::default()]).unwrap();
@@ -38,7 +39,8 @@ fn pauses_around_the_servers_keep_alive_cost_no_request() {
     assert_eq!(gateway.metric("sluice_pool_retries_total{pool=\"pool-0\"}"), Some(0.0));
 }
 
-// Field reports 36, 37: a connection that the pod closes just as it is used again is replaced unseen.
+// Field reports 36, 37: a connection that the pod closes just as it is used again is replaced
+// unseen.
 #[test]
 fn a_pod_that_closes_as_the_next_request_comes_costs_no_request() {
     let keep_alive = Duration::from_millis(50);
