@@ -64,7 +64,8 @@ impl Pod {
         }
         command.envs(ENVIRONMENT);
         // What it compiles and notes stays out of the user's folders.
-        command.envs(["XDG_CACHE_HOME", "XDG_CONFIG_HOME"].map(|key| (key, &self.setup.cache)));
+        let folders = ["TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"];
+        command.envs(folders.map(|key| (key, &self.setup.cache)));
         let log = self.setup.logs.join(format!("{}.log", self.name));
         self.program = Some(Program::start(self.name, &command, &log));
     }
@@ -88,10 +89,10 @@ impl Pod {
                 self.name,
                 program.last_words(30)
             );
-            if waited.as_secs() / 15 > told {
-                told = waited.as_secs() / 15;
-                let doing = program.last_words(1);
-                eprintln!("e2e: {} is starting ({} s): {doing}", self.name, waited.as_secs());
+            if waited.as_secs() / 20 > told {
+                told = waited.as_secs() / 20;
+                let doing: String = program.last_words(1).chars().take(120).collect();
+                eprintln!("e2e: {} is starting, {:.0?} so far: {doing}", self.name, waited);
             }
             thread::sleep(Duration::from_millis(500));
         }

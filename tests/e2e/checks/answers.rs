@@ -17,7 +17,10 @@ pub(super) fn models(rig: &mut Rig) -> String {
         let page = wire::get(address, "/v1/models");
         assert_eq!(page.status, 200, "{}", page.text());
         let cards = page.json()["data"].as_array().cloned().expect("a list");
-        let card = |card: &Value| (card["id"].to_string(), card["parent"].to_string());
+        let card = |card: &Value| match card["parent"].as_str() {
+            Some(base) => format!("{} of {base}", card["id"]),
+            None => card["id"].to_string(),
+        };
         cards.iter().map(card).collect::<BTreeSet<_>>()
     };
     let ours = names(rig.gateway.address);
@@ -28,7 +31,8 @@ pub(super) fn models(rig: &mut Rig) -> String {
     assert_eq!((one.status, &one.json()["parent"]), (200, &json!("tiny-llama")));
     let none = wire::get(rig.gateway.address, "/v1/models/nope");
     assert_eq!((none.status, &none.json()["error"]["code"]), (404, &json!("model_not_found")));
-    format!("{ours:?}, as on both pods")
+    let ours: Vec<_> = ours.into_iter().collect();
+    format!("{}; as on both pods", ours.join(", "))
 }
 
 pub(super) fn answers(rig: &mut Rig) -> String {
@@ -62,7 +66,8 @@ pub(super) fn answers(rig: &mut Rig) -> String {
         let kind = if stream { "streamed" } else { "whole" };
         let events =
             if stream { format!(", {} events", through.events().len()) } else { String::new() };
-        let bytes = if same { "the same bytes" } else { "the same text and shapes" };
+        let bytes =
+            if same { "the same bytes" } else { "the same text, with tokens together elsewhere" };
         seen.push(format!("{path} {kind} ({}{events}): {bytes}", body["model"]));
     }
     seen.join("\n")

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::Context;
 
 use crate::shell;
 
@@ -26,82 +26,84 @@ pub(super) fn scripts() -> PathBuf {
     shell::root().join("tests/e2e")
 }
 
-/// Installs, unless that has been done from the same files.
+/// Installs what has not been installed from the same files before.
 ///
 /// # Errors
 /// A program is missing: all missing ones are named before anything begins. Or a step failed.
 pub(super) fn ensure() -> anyhow::Result<Installed> {
+    let base = needs()?;
     let folder = shell::target().join("real-vllm");
     let environment = folder.join("python");
-    let installed = Installed {
-        python: environment.join("bin/python"),
-        models: folder.join("models"),
-        cache: folder.join("cache"),
-    };
-    let base = interpreter()?;
-    needs()?;
-    let wanted = stamp()?;
-    let stamp = folder.join("installed");
+    let python = environment.join("bin/python");
+    let models = folder.join("models");
+    let cache = folder.join("cache");
+    fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
+    once(&environment, &["requirements.txt", "stubs.py"], || {
+        shell::progress("install a real vLLM: 1 GB to download, 2.6 GB on disk, a minute or two");
+        let started = Instant::now();
+        shell::run(Command::new(&base).args(["-m", "venv"]).arg(&environment))?;
+        packages(&python)?;
+        let library = site_packages(&python)?;
+        rename(&library)?;
+        shell::run(script(&python, "stubs.py").arg(library.join("torch/lib")))?;
+        shell::progress(format_args!("installed in {:.0} s", started.elapsed().as_secs_f32()));
+        Ok(())
+    })?;
+    once(&models, &["mkmodel.py"], || shell::run(script(&python, "mkmodel.py").arg(&models)))?;
+    Ok(Installed { python, models, cache })
+}
+
+/// Makes a folder from some of the scripts, unless it has been made from the same.
+fn once(
+    folder: &Path,
+    from: &[&str],
+    make: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut wanted = String::from(UV);
+    for name in from {
+        let file = scripts().join(name);
+        wanted += &fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    }
+    let stamp = folder.join("made-from");
     if fs::read_to_string(&stamp).is_ok_and(|have| have == wanted) {
-        return Ok(installed);
+        return Ok(());
     }
-    shell::progress("install a real vLLM: about 1 GB to download, 2.6 GB on disk");
-    let started = Instant::now();
-    // Whatever an installation that broke off has left is not built upon.
+    // What an attempt that broke off has left is not built upon.
     if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
-    fs::create_dir_all(&installed.cache)?;
-    shell::run(Command::new(base).args(["-m", "venv"]).arg(&environment))?;
-    packages(&installed.python)?;
-    let library = site_packages(&installed.python)?;
-    shell::run(python(&installed, "stubs.py").arg(library.join("torch/lib")))?;
-    rename(&library)?;
-    shell::run(python(&installed, "mkmodel.py").arg(&installed.models))?;
-    // Last, so that an installation that broke off is not taken for a whole one.
-    fs::write(&stamp, wanted)?;
-    shell::progress(format_args!("installed in {:.0} s", started.elapsed().as_secs_f32()));
-    Ok(installed)
+    make()?;
+    // Last, so that an attempt that broke off is not taken for a whole one.
+    Ok(fs::write(&stamp, wanted)?)
 }
 
-/// A Python that vLLM runs on and that can make environments.
-fn interpreter() -> anyhow::Result<PathBuf> {
-    let names = ["python3", "python3.14", "python3.13", "python3.12", "python3.11"];
-    for python in names.iter().filter_map(|name| shell::find(name)) {
-        let tried = Command::new(&python).args(["-c", FIT]).output();
-        if tried.is_ok_and(|tried| tried.status.success()) {
-            return Ok(python);
-        }
+/// Finds the Python to build upon, or names all that is missing.
+fn needs() -> anyhow::Result<PathBuf> {
+    let python = interpreter();
+    let mut missing: Vec<_> =
+        PROGRAMS.iter().filter(|(name, _)| shell::find(name).is_none()).copied().collect();
+    if python.is_none() {
+        missing.push(("a Python 3.11 to 3.14 with venv", "python3 python3-venv"));
     }
-    bail!(
-        "no Python 3.11 to 3.14 with venv; on Debian: apt-get install --no-install-recommends \
-         python3 python3-venv"
-    );
-}
-
-/// Names every program that is missing.
-fn needs() -> anyhow::Result<()> {
-    let missing: Vec<_> = PROGRAMS.iter().filter(|(name, _)| shell::find(name).is_none()).collect();
     let names: Vec<_> = missing.iter().map(|(name, _)| *name).collect();
     let mut packages: Vec<_> = missing.iter().map(|(_, package)| *package).collect();
     packages.dedup();
-    ensure!(
-        missing.is_empty(),
-        "missing: {}; on Debian: apt-get install --no-install-recommends {}",
-        names.join(", "),
-        packages.join(" ")
-    );
-    Ok(())
+    python.filter(|_| missing.is_empty()).with_context(|| {
+        format!(
+            "missing: {}; on Debian: apt-get install --no-install-recommends {}",
+            names.join(", "),
+            packages.join(" ")
+        )
+    })
 }
 
-/// Everything that the installation depends on.
-fn stamp() -> anyhow::Result<String> {
-    let mut all = String::from(UV);
-    for name in ["requirements.txt", "stubs.py", "mkmodel.py"] {
-        let file = scripts().join(name);
-        all += &fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-    }
-    Ok(all)
+/// A Python that vLLM runs on and that can make environments.
+fn interpreter() -> Option<PathBuf> {
+    let names = ["python3", "python3.14", "python3.13", "python3.12", "python3.11"];
+    names.iter().filter_map(|name| shell::find(name)).find(|python| {
+        let tried = Command::new(python).args(["-c", FIT]).output();
+        tried.is_ok_and(|tried| tried.status.success())
+    })
 }
 
 /// pip alone would take minutes more: it fetches and unpacks one package after the other.
@@ -136,9 +138,9 @@ fn site_packages(python: &Path) -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(path.trim()))
 }
 
-fn python(installed: &Installed, script: &str) -> Command {
-    let mut command = Command::new(&installed.python);
-    command.arg(scripts().join(script));
+fn script(python: &Path, name: &str) -> Command {
+    let mut command = Command::new(python);
+    command.arg(scripts().join(name));
     command
 }
 
@@ -150,8 +152,10 @@ const FIT: &str =
 const UV: &str = "uv==0.13.9";
 
 /// Programs that the installation and the checks use, with their Debian packages.
-const PROGRAMS: [(&str, &str); 6] = [
-    ("gcc", "gcc libc6-dev"),
+const PROGRAMS: [(&str, &str); 7] = [
+    ("gcc", "gcc"),
+    // For what torch compiles while it runs.
+    ("g++", "g++"),
     ("nm", "binutils"),
     ("readelf", "binutils"),
     ("curl", "curl"),
