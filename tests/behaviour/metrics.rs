@@ -113,7 +113,7 @@ const CASES: &[Case] = &[
 #[test]
 fn each_request_has_exactly_one_outcome() {
     let pods = [RawPod::start()];
-    let limits = "  limits: {firstByteTimeout: 500ms, streamIdleTimeout: 500ms, maxAttempts: 2}";
+    let limits = "  limits: {firstByteTimeout: 1s, streamIdleTimeout: 1s, maxAttempts: 2}";
     let gateway =
         Gateway::start(&plan(&pods).spec(limits).scheduler("    saturation: {inFlight: 1}"));
     let mut expected: BTreeMap<&str, f64> = BTreeMap::new();

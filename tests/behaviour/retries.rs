@@ -4,14 +4,14 @@
 #![expect(clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
 
 use std::io::Read as _;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluice_tests::client::{Client, Response, chat, post};
 use sluice_tests::engine::{Faults, Options, Server};
-use sluice_tests::gateway::{Gateway, Plan, free_port};
-use sluice_tests::pod::{LAST, RawPod, STREAM, Signals, Taken, answer, chunk, plan};
+use sluice_tests::gateway::{Gateway, Plan};
+use sluice_tests::pod::{LAST, RawPod, STREAM, Signals, Taken, answer, chunk, nobody, plan};
 
 /// How a pod fails, and whether that speaks against the pod.
 struct Failing {
@@ -418,8 +418,7 @@ fn no_more_pods_are_asked_than_the_limit_says() {
 #[test]
 fn pods_where_nothing_listens_do_not_use_up_the_attempts() {
     let alive = RawPod::start();
-    let mut addresses: Vec<SocketAddr> =
-        (0..12).map(|_| SocketAddr::from(([127, 0, 0, 1], free_port()))).collect();
+    let mut addresses: Vec<_> = (0..12).map(nobody).collect();
     addresses.push(alive.address);
     // All metrics are those of the living pod: only requests can find the dead ones.
     let metrics = format!("    metrics: {{port: {}}}", alive.address.port());
@@ -438,10 +437,9 @@ fn pods_where_nothing_listens_do_not_use_up_the_attempts() {
 
 #[test]
 fn when_nothing_listens_anywhere_the_answer_is_503() {
-    let dead = || SocketAddr::from(([127, 0, 0, 1], free_port()));
     // Metrics come from elsewhere, so that only the request can find out.
     let metrics = RawPod::start();
-    let plan = Plan { pools: vec![("base".into(), vec![dead(), dead()])], ..plan(&[]) }
+    let plan = Plan { pools: vec![("base".into(), vec![nobody(0), nobody(1)])], ..plan(&[]) }
         .scheduler(&format!("    metrics: {{port: {}}}", metrics.address.port()));
     let gateway = Gateway::start(&plan);
     for reason in ["exhausted", "no_pod"] {

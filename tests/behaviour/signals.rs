@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sluice_tests::client::{Client, chat, post};
 use sluice_tests::engine::{Faults, MetricsFault, Options, Server, Style};
-use sluice_tests::gateway::{Gateway, Plan, free_port, pods};
-use sluice_tests::pod::{RawPod, Signals, answer, plan};
+use sluice_tests::gateway::{Gateway, Plan, pods};
+use sluice_tests::pod::{RawPod, Signals, answer, nobody, plan};
 
 fn asked(engine: &Server) -> u64 {
     engine.stats().requests_to("/v1/chat/completions")
@@ -103,11 +103,11 @@ fn pods_that_tell_nothing_serve_when_nobody_else_does() {
 #[test]
 fn signals_that_have_grown_old_count_for_nothing() {
     let engines = Server::start_all(vec![fast(), fast()]).unwrap();
-    let metrics = "    metrics: {busyInterval: 20ms, idleInterval: 100ms, staleAfter: 300ms}";
+    let metrics = "    metrics: {busyInterval: 20ms, idleInterval: 100ms, staleAfter: 1s}";
     let gateway = Gateway::start(&Plan::pool("base", &engines).scheduler(metrics));
     engines[0].fault(Faults { metrics: MetricsFault::Silent, ..Faults::default() });
     gateway.wait("the first pod's signals to grow old", |status| {
-        pod(status, 0)["signals_age_ms"].as_u64() > Some(300)
+        pod(status, 0)["signals_age_ms"].as_u64() > Some(1000)
     });
     let before = asked(&engines[0]);
     for _ in 0..20 {
@@ -126,7 +126,7 @@ fn signals_that_have_grown_old_count_for_nothing() {
     // Healed, it takes part again.
     engines[0].fault(Faults::default());
     gateway.wait("the first pod's signals to be fresh", |status| {
-        pod(status, 0)["signals_age_ms"].as_u64().is_some_and(|age| age < 300)
+        pod(status, 0)["signals_age_ms"].as_u64().is_some_and(|age| age < 1000)
     });
     for _ in 0..60 {
         post(gateway.address, "/v1/chat/completions", &chat("base", 1, true));
@@ -138,7 +138,7 @@ fn signals_that_have_grown_old_count_for_nothing() {
 #[test]
 fn a_pod_that_is_not_there_gets_nothing() {
     let engine = Server::start(fast()).unwrap();
-    let dead = ([127, 0, 0, 1], free_port()).into();
+    let dead = nobody(0);
     let plan = Plan { pools: vec![("base".into(), vec![dead, engine.addr])], ..plan(&[]) };
     let gateway = Gateway::start(&plan);
     let status =
@@ -232,7 +232,7 @@ fn a_pool_whose_metrics_all_time_out_still_serves() {
 #[test]
 fn signals_from_another_port_do_not_vouch_for_the_pod() {
     let metrics = RawPod::start();
-    let dead = ([127, 0, 0, 1], free_port()).into();
+    let dead = nobody(0);
     let alive = RawPod::start();
     let plan = Plan { pools: vec![("base".into(), vec![dead, alive.address])], ..plan(&[]) }
         .scheduler(&format!("    metrics: {{port: {}}}", metrics.address.port()));

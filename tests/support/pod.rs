@@ -148,6 +148,12 @@ impl Taken {
     }
 }
 
+/// One of the addresses where nothing listens, and where no other test will: the system gives nobody a port
+/// this low unasked.
+pub fn nobody(number: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 600 + number))
+}
+
 /// One chunk of a chunked body.
 pub fn chunk(data: impl AsRef<[u8]>) -> Vec<u8> {
     let data = data.as_ref();
