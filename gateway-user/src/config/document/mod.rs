@@ -94,7 +94,8 @@ pub struct Metadata {
 pub struct Spec {
     /// Where clients connect.
     #[serde(default = "Spec::listeners")]
-    #[schemars(length(min = 1, max = 64))]
+    // Steering has 64 numbers for listeners, and each takes one for IPv4 and one for IPv6.
+    #[schemars(length(min = 1, max = 32))]
     pub listeners: Vec<Listener>,
     /// Where operators connect: `/metrics`, `/healthz`, `/readyz`, `/status`.
     #[serde(default)]
