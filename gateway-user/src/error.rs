@@ -180,7 +180,7 @@ impl Refusal {
             (431, _) => Reason::HeadTooLarge,
             (503, "body_memory") => Reason::BuffersFull,
             (503, "too_many_connections") => Reason::TooManyConnections,
-            (503, _) => Reason::Draining,
+            (503, _) => Reason::NotReady,
             _ => Reason::BadRequest,
         }
     }

@@ -108,8 +108,7 @@ fn gateway_level(
     writer.one(&metric::GATEWAY_CONNECTIONS, Some(&gateway.client_connections))?;
     writer.one(&metric::GATEWAY_BUFFERED, Some(&gateway.buffered_body_bytes))?;
     writer.one(&metric::GATEWAY_OVERHEAD, Some(&gateway.overhead))?;
-    writer.family(&metric::GATEWAY_REFUSED)?.add_each(None, &gateway.refused)?;
-    writer.family(&metric::GATEWAY_CHANGES)?.add_each(None, &gateway.changes)
+    writer.family(&metric::GATEWAY_REFUSED)?.add_each(None, &gateway.refused)
 }
 
 fn steering_and_flow(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {

@@ -81,9 +81,9 @@ describe! {
     POOL_REJECTED: Counter "pool_rejected" ["pool", "reason"];
     /// Further pods tried after one failed.
     POOL_RETRIES: Counter "pool_retries" ["pool"];
-    /// From the request's first byte to the answer's last, of requests that ended well.
+    /// From the end of the request's head to the answer's last byte, of requests that ended well.
     POOL_DURATION: Histogram "pool_request_duration_seconds" ["pool"];
-    /// From the request's first byte to the first token (TTFT).
+    /// From the end of the request's head to the first token (TTFT).
     POOL_TTFT: Histogram "pool_time_to_first_token_seconds" ["pool"];
     /// From the first token to the last, for each token after the first (TPOT).
     POOL_TPOT: Histogram "pool_time_per_output_token_seconds" ["pool"];
@@ -110,8 +110,6 @@ describe! {
     GATEWAY_OVERHEAD: Histogram "gateway_overhead_seconds" [];
     /// Requests refused before they came to a pool, by why.
     GATEWAY_REFUSED: Counter "gateway_refused" ["reason"];
-    /// Changes of the configuration, by what became of them.
-    GATEWAY_CHANGES: Counter "gateway_config_changes" ["result"];
 
     /// Client connections, by how they came to a worker.
     STEERING_CONNECTIONS: Counter "steering_connections" ["listener", "path"];

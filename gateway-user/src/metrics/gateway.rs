@@ -6,7 +6,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-use super::labels::{Arrival, ByLabel, Change, Outcome, Path, PathReason, Refusal};
+use super::labels::{Arrival, ByLabel, Outcome, Path, PathReason, Refusal};
 use super::pool::count;
 use super::record::Record;
 use super::window::Window;
@@ -24,7 +24,6 @@ pub struct GatewayMetrics {
     pub steering_dropped: Counter,
     pub(super) overhead: Histogram,
     pub(super) refused: ByLabel<Refusal, Counter>,
-    pub(super) changes: ByLabel<Change, Counter>,
     pub(super) responses: ByLabel<Path, ByLabel<PathReason, Counter>>,
     recent: Mutex<Window>,
     start: Instant,
@@ -39,7 +38,6 @@ impl GatewayMetrics {
             steering_dropped: Counter::default(),
             overhead: Histogram::new(OVERHEAD),
             refused: ByLabel::default(),
-            changes: ByLabel::default(),
             responses: ByLabel::default(),
             recent: Mutex::default(),
             start: Instant::now(),
@@ -49,11 +47,6 @@ impl GatewayMetrics {
     /// Counts a request that was refused before it came to a pool.
     pub fn refused(&self, reason: Refusal) {
         count(self.refused.get(reason));
-    }
-
-    /// Counts a change of the configuration.
-    pub fn config_changed(&self, change: Change) {
-        count(self.changes.get(change));
     }
 
     /// Its part of a finished request.

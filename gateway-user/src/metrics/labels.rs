@@ -97,7 +97,7 @@ labels! {
 
     /// Why a request was refused before it came to a pool.
     Refusal {
-        /// No valid HTTP, or no body to route by: 400.
+        /// No valid HTTP, no body to route by, or a path, method or coding not served: 400, 404, 405, 415, 501, 505.
         BadRequest = "bad_request",
         /// No pool serves the model: 404.
         UnknownModel = "unknown_model",
@@ -111,8 +111,8 @@ labels! {
         BuffersFull = "buffers_full",
         /// Too many connections.
         TooManyConnections = "too_many_connections",
-        /// The gateway is about to stop: 503.
-        Draining = "draining",
+        /// A health check of a gateway that is starting, stopping or without pods: 503.
+        NotReady = "not_ready",
     }
 
     /// What carried an answer's body from the pod to the client.
@@ -169,14 +169,6 @@ labels! {
         Malformed = "malformed",
         /// None of the metrics that the engine should have.
         NoSignals = "no_signals",
-    }
-
-    /// What became of a changed configuration.
-    Change {
-        /// In force.
-        Applied = "applied",
-        /// Invalid: the one before stays in force.
-        Refused = "refused",
     }
 }
 

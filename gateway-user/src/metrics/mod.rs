@@ -26,9 +26,7 @@ pub use collect::PodSample;
 pub use descriptor::{ALL, Descriptor};
 pub use format::Format;
 pub use gateway::{GatewayMetrics, ListenerMetrics};
-pub use labels::{
-    Arrival, Change, Label, Outcome, Path, PathReason, Refusal, Rejection, ScrapeFailure,
-};
+pub use labels::{Arrival, Label, Outcome, Path, PathReason, Refusal, Rejection, ScrapeFailure};
 pub use pool::PoolMetrics;
 pub use record::Record;
 

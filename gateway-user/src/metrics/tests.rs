@@ -224,7 +224,6 @@ fn the_docs_list_every_value_of_a_label() {
         texts::<PathReason>(),
         texts::<Arrival>(),
         texts::<ScrapeFailure>(),
-        texts::<Change>(),
     ];
     for text in all.concat() {
         assert!(page.contains(&format!("`{text}`")), "docs/metrics.md does not explain `{text}`");
@@ -293,6 +292,5 @@ fn full() -> Metrics {
     gateway.steering_enabled.set(1);
     gateway.steering_dropped.inc();
     gateway.refused(Refusal::UnknownModel);
-    gateway.config_changed(Change::Applied);
     metrics
 }
