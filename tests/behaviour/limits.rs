@@ -1,8 +1,6 @@
 //! What a client may take: time, connections, memory. Whoever takes too much is told so and let go,
 //! and the others notice nothing.
 
-#![expect(clippy::expect_used, reason = "a test fails by panicking")]
-
 use std::io::Write as _;
 use std::net::TcpStream;
 use std::thread;

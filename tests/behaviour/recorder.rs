@@ -3,8 +3,6 @@
 //! The simulated server knows OpenAI's endpoints and looks into bodies; this one takes any path and
 //! any body.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panic as tests do")]
-
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
