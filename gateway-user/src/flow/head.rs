@@ -108,7 +108,9 @@ pub fn parse(input: &[u8], to_head: bool) -> Result<Option<ResponseHead>, BadHea
             || (chunked && name.eq_ignore_ascii_case("content-length"))
             // A trailer section is passed on with the chunks only.
             || (!chunked && name.eq_ignore_ascii_case("trailer"))
-            || named.iter().any(|token| token.eq_ignore_ascii_case(name.as_bytes()))
+            // The length is the client's way to find the end, whatever a pod says of it.
+            || (!name.eq_ignore_ascii_case("content-length")
+                && named.iter().any(|token| token.eq_ignore_ascii_case(name.as_bytes())))
         {
             continue;
         }
@@ -250,7 +252,7 @@ mod tests {
     #[test]
     fn hop_by_hop_headers_stay_here() {
         let head = head(
-            "HTTP/1.1 200 OK\r\nConnection: close, x-hop\r\nX-Hop: 1\r\nKeep-Alive: 5\r\nX-Keep: 1\r\n\
+            "HTTP/1.1 200 OK\r\nConnection: close, x-hop, Content-Length\r\nX-Hop: 1\r\nKeep-Alive: 5\r\nX-Keep: 1\r\n\
              X-Request-Id: pods\r\ncontent-length: 0\r\n\r\n",
         );
         assert!(!head.reusable);
