@@ -1,4 +1,5 @@
-//! LoRA adapters: a name that clients use like a model's, and the pods where the adapter is resident first.
+//! LoRA adapters: a name that clients use like a model's, and the pods where the adapter is
+//! resident first.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
-//! Where requests go: spread over equals, away from the slow and the full, and sent away when all are full.
+//! Where requests go: spread over equals, away from the slow and the full, and sent away when all
+//! are full.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -171,8 +172,8 @@ fn a_full_pool_says_429_and_when_to_come_back() {
     }
 }
 
-/// As the official SDKs read it: `retry-after-ms` as a number if it is there, else `retry-after` as seconds;
-/// a wait over a minute is ignored.
+/// As the official SDKs read it: `retry-after-ms` as a number if it is there, else `retry-after` as
+/// seconds; a wait over a minute is ignored.
 fn assert_too_many(response: &Response) {
     assert_eq!((response.status, response.complete), (429, true), "{}", response.text());
     let error = &response.json()["error"];

@@ -1,5 +1,5 @@
-//! Answers that break off once content has been passed on: the client sees that it was cut, and nobody
-//! asks another pod.
+//! Answers that break off once content has been passed on: the client sees that it was cut, and
+//! nobody asks another pod.
 
 use std::io::{ErrorKind, Read as _};
 use std::time::Duration;
@@ -67,7 +67,8 @@ fn a_cut_answer_is_seen_to_be_cut_and_not_asked_for_again() {
                 let mut client = Client::connect(gateway.address);
                 let body = chat("base", 9, true).to_string();
                 client.send(format!(
-                    "POST /v1/chat/completions HTTP/{version}\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+                    "POST /v1/chat/completions HTTP/{version}\r\nhost: x\r\n\
+                     content-length: {}\r\n\r\n{body}",
                     body.len()
                 ));
                 let mut taken = pods[0].take();

@@ -1,4 +1,5 @@
-//! Clients that leave: the pod is told at once, by the end of its connection, and nothing is left behind.
+//! Clients that leave: the pod is told at once, by the end of its connection, and nothing is left
+//! behind.
 
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -27,7 +28,8 @@ const WAYS: &[Way] = &[
             socket.set_linger(Some(Duration::ZERO)).expect("linger can be set");
         },
     },
-    // Model servers take it for leaving, and so does the gateway. It must not be passed on as it is.
+    // Model servers take it for leaving, and so does the gateway. It must not be passed on as it
+    // is.
     Way {
         name: "half-closes",
         leave: |client| {
@@ -259,7 +261,8 @@ fn nothing_is_left_of_many_clients_that_leave_at_any_moment() {
     gateway.wait_idle();
 }
 
-/// The other way round: the gateway never half-closes towards a pod, which would end the request there.
+/// The other way round: the gateway never half-closes towards a pod, which would end the request
+/// there.
 #[test]
 fn a_pod_is_not_half_closed_while_it_works() {
     let pods = [RawPod::start()];

@@ -36,7 +36,8 @@ fn begins(mut taken: Taken) -> Taken {
 
 const EVENT: &str = "data: {\"n\":1}\n\n";
 
-// No connection is kept: a request that ends with a kept one is sent again, and would be two at the pod.
+// No connection is kept: a request that ends with a kept one is sent again, and would be two at the
+// pod.
 const CASES: &[Case] = &[
     Case {
         outcome: "ok",

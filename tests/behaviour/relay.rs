@@ -1,4 +1,5 @@
-//! Bodies of any size and framing on their way to a client, and what becomes of the two connections.
+//! Bodies of any size and framing on their way to a client, and what becomes of the two
+//! connections.
 
 use std::thread;
 

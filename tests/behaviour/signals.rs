@@ -1,4 +1,5 @@
-//! What pods say of themselves, and what is made of it when it cannot be true: unknown, and never idle.
+//! What pods say of themselves, and what is made of it when it cannot be true: unknown, and never
+//! idle.
 
 #![expect(clippy::indexing_slicing, reason = "a test fails by panicking")]
 
@@ -211,8 +212,8 @@ fn slow_metrics_delay_nobody() {
     assert!(engine.stats().requests_to("/metrics") <= 2);
 }
 
-/// Servers have been seen to answer requests while their metrics take seconds: with the whole pool so, the
-/// pool goes on.
+/// Servers have been seen to answer requests while their metrics take seconds: with the whole pool
+/// so, the pool goes on.
 #[test]
 fn a_pool_whose_metrics_all_time_out_still_serves() {
     let silent = || Faults { metrics: MetricsFault::Silent, ..Faults::default() };
@@ -246,7 +247,8 @@ fn signals_from_another_port_do_not_vouch_for_the_pod() {
         assert_eq!(client.response().status, 200);
         std::thread::sleep(PAUSE);
     }
-    // Scrapes of the other port came and went meanwhile: they must not have brought the dead pod back.
+    // Scrapes of the other port came and went meanwhile: they must not have brought the dead pod
+    // back.
     let retries = gateway.metric("sluice_pool_retries_total{pool=\"pool-0\"}").unwrap();
     assert!(retries <= 3.0, "{retries} requests went to the dead pod first");
 }

@@ -1,4 +1,5 @@
-//! Streams of events: every byte as the pod wrote it, as soon as it wrote it, and what is counted of them.
+//! Streams of events: every byte as the pod wrote it, as soon as it wrote it, and what is counted
+//! of them.
 
 #![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -39,8 +40,8 @@ fn bytes_are_relayed_as_the_pod_wrote_them() {
     gateway.wait_idle();
 }
 
-/// What a client gets behind the head, by way of the gateway and not. `created` is the only thing in an
-/// answer that changes: the two are asked again until they have been in one second.
+/// What a client gets behind the head, by way of the gateway and not. `created` is the only thing
+/// in an answer that changes: the two are asked again until they have been in one second.
 fn both(pod: SocketAddr, gateway: SocketAddr, fault: &Value, stream: bool) -> (String, String) {
     let mut pairs =
         (0..20).map(|_| (behind_head(pod, fault, stream), behind_head(gateway, fault, stream)));

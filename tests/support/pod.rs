@@ -1,7 +1,7 @@
 //! A model server that a test writes by hand: every byte of an answer, in the order of the test.
 //!
-//! Its metrics and models are answered by themselves; an inference request is handed to the test, which
-//! writes the answer, waits, breaks off, or looks whether the gateway has left.
+//! Its metrics and models are answered by themselves; an inference request is handed to the test,
+//! which writes the answer, waits, breaks off, or looks whether the gateway has left.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use crate::gateway::{PATIENCE, Plan};
 
-/// A listening pod. Its port stays open to the end of the process: a pod that dies is an engine's affair.
+/// A listening pod. Its port stays open to the end of the process: a pod that dies is an engine's
+/// affair.
 #[derive(Debug)]
 pub struct RawPod {
     /// Where it listens.
@@ -148,8 +149,8 @@ impl Taken {
     }
 }
 
-/// One of the addresses where nothing listens, and where no other test will: the system gives nobody a port
-/// this low unasked.
+/// One of the addresses where nothing listens, and where no other test will: the system gives
+/// nobody a port this low unasked.
 pub fn nobody(number: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 600 + number))
 }

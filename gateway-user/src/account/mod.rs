@@ -33,8 +33,8 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
     let Exchanged { exchange, pool, id, started, ready } = done;
     let now = Instant::now();
     let usage = exchange.tail.usage();
-    // Without usage, a chunk of a stream stands for a token. A stream that is not chunked tells nothing, and
-    // nothing known is not 0.
+    // Without usage, a chunk of a stream stands for a token. A stream that is not chunked tells
+    // nothing, and nothing known is not 0.
     let counted = Some(exchange.chunks).filter(|chunks| exchange.stream && *chunks > 0);
     let tokens = usage.completion_tokens.or(counted);
     if let (Some(pod), Some(tokens)) = (&exchange.pod, tokens) {
@@ -42,8 +42,8 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
     }
     let between =
         |from: Option<Instant>, to: Option<Instant>| Some(to?.saturating_duration_since(from?));
-    // Receiving the body is the client's time, waiting for the pod is the pod's; the rest is ours. Of a
-    // request that other pods failed first, their time is not known apart.
+    // Receiving the body is the client's time, waiting for the pod is the pod's; the rest is ours.
+    // Of a request that other pods failed first, their time is not known apart.
     let overhead = between(Some(ready), exchange.sent)
         .zip(between(exchange.first_received, exchange.first_written))
         .map(|(before, after)| before + after)

@@ -1,7 +1,7 @@
 //! The end of a response's body: token counts, and whether the engine failed. Pure.
 //!
-//! Engines put `usage` at the end of a JSON answer and into one of the last events of a stream, so the last
-//! kilobyte is enough, whichever path carried the rest.
+//! Engines put `usage` at the end of a JSON answer and into one of the last events of a stream, so
+//! the last kilobyte is enough, whichever path carried the rest.
 
 use crate::flow::hold::is_error_event;
 
@@ -25,8 +25,8 @@ pub struct Usage {
 impl Tail {
     /// Takes the next bytes of the payload.
     pub fn push(&mut self, payload: &[u8]) {
-        // Of one that is longer than what is kept only the middle would be left. Engines write an event in a
-        // chunk of its own, so that it begins a payload.
+        // Of one that is longer than what is kept only the middle would be left. Engines write an
+        // event in a chunk of its own, so that it begins a payload.
         if payload.len() > KEPT {
             self.failed |= is_error_event(payload) == Some(true);
         }
@@ -62,8 +62,8 @@ impl Tail {
         Usage::default()
     }
 
-    /// Whether one of the events of a stream is an engine's error. vLLM ends a stream whose engine has died
-    /// cleanly, with `[DONE]` behind the error.
+    /// Whether one of the events of a stream is an engine's error. vLLM ends a stream whose engine
+    /// has died cleanly, with `[DONE]` behind the error.
     pub fn has_error_event(&self) -> bool {
         self.failed
             || memchr::memmem::find_iter(&self.bytes, b"data:").any(|at| {

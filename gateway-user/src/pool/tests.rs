@@ -52,7 +52,8 @@ const MS: Duration = Duration::from_millis(1);
 
 #[test]
 fn scrapes_put_a_pod_out_and_bring_it_back() {
-    // The causes of scrapes one after the other, none for an answer; and whether the pod is ready behind them.
+    // The causes of scrapes one after the other, none for an answer; and whether the pod is ready
+    // behind them.
     let silent = Some(Cause::Timeout);
     let broken = Some(Cause::Broken);
     let refused = Some(Cause::Refused);

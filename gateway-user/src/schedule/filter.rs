@@ -94,9 +94,9 @@ pub(super) fn candidates(
     }
 }
 
-/// What a pod runs, at least. What this gateway has in flight there and the pod does not tell of is on
-/// its way: signals are a scrape old, and one pod's scrape may lie before a burst that the others'
-/// show. Such a pod would look idle, and draw the rest of the burst.
+/// What a pod runs, at least. What this gateway has in flight there and the pod does not tell of is
+/// on its way: signals are a scrape old, and one pod's scrape may lie before a burst that the
+/// others' show. Such a pod would look idle, and draw the rest of the burst.
 fn running(in_flight: u32, signals: &Signals) -> Option<u32> {
     let told_waiting = signals.waiting.unwrap_or(0);
     signals.running.map(|running| running.max(in_flight.saturating_sub(told_waiting)))

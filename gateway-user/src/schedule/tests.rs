@@ -68,7 +68,8 @@ fn a_burst_on_idle_pods_is_spread() {
     }
 }
 
-// Reports against the reference picker 19: bursts herd onto a pod whose metrics are from before them.
+// Reports against the reference picker 19: bursts herd onto a pod whose metrics are from before
+// them.
 #[test]
 fn a_pod_scraped_before_a_burst_does_not_draw_the_rest_of_it() {
     let begun = |told| PodView {
