@@ -188,7 +188,7 @@ pub struct Limits {
     pub first_byte_timeout: Duration,
     /// Longest silence within a pod's answer, and longest wait for a client that does not read it. Default 5 min.
     pub stream_idle_timeout: Duration,
-    /// How many pods are tried for one request. Default 3.
+    /// How many pods are asked for one request; those that refuse the connection do not count. Default 3.
     pub max_attempts: u32,
     /// How long streams may go on after SIGTERM. Default 30 s.
     pub drain_timeout: Duration,

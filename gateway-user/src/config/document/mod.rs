@@ -319,7 +319,7 @@ pub struct Limits {
     /// Longest silence within a pod's answer, and longest wait for a client that does not read it.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "24h"))]
     pub stream_idle_timeout: KubeDuration,
-    /// How many pods are tried for one request.
+    /// How many pods are asked for one request; those that refuse the connection do not count.
     #[schemars(range(min = 1, max = 10))]
     pub max_attempts: u32,
     /// How long streams may go on after SIGTERM.
