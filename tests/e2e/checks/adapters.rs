@@ -31,8 +31,9 @@ pub(super) fn adapters(rig: &mut Rig) -> String {
         with.is_some_and(|pod| pod["adapters"].to_string().contains("sql-lora"))
     };
     let took = gateway.wait("the running adapter in /status", busy);
-    let active = gateway.metric("sluice_pod_adapters_active", &[]);
-    assert_eq!(active, 1.0, "one adapter has live requests");
+    gateway.wait("one adapter with live requests in the metrics", |_| {
+        gateway.metric("sluice_pod_adapters_active", &[]) == 1.0
+    });
     drop(stream);
     rig.settle();
     let bodies: Vec<_> = (0..24)
