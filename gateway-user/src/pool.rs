@@ -11,10 +11,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tracing::warn;
 
 use crate::config::{MetricsSource, Scheduler};
 use crate::metrics::PoolMetrics;
 use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
+use crate::schedule::filter::Tier;
 use crate::schedule::scorers::SCORERS;
 use crate::schedule::{self, AdapterFit, NoPod, PodView, Profile, Scratch, Signals};
 
@@ -122,6 +124,8 @@ struct Entry {
     active: Vec<Box<str>>,
     loaded: Vec<Arc<str>>,
     asleep: bool,
+    /// It serves another model than the pool's.
+    stranger: Option<String>,
     reach: Reach,
     trouble: Option<String>,
     /// Requests in a row that broke off before any content.
@@ -167,6 +171,7 @@ impl Pool {
                 active: Vec::new(),
                 loaded: Vec::new(),
                 asleep: false,
+                stranger: None,
                 reach: Reach::Up,
                 trouble: None,
                 broken: 0,
@@ -245,7 +250,7 @@ impl Pool {
                     .filter_map(|(scorer, value)| Some((scorer.name, value?)))
                     .collect(),
                 adapters: entry.adapters(),
-                trouble: entry.trouble(now),
+                trouble: entry.trouble(now).or_else(|| left_out(explained.tier)),
             })
             .collect()
     }
@@ -285,11 +290,23 @@ impl Pool {
 
     /// A pod told its models. Returns whether the set of loaded adapters changed.
     pub fn listed(&self, id: PodId, models: &Models) -> bool {
+        let known =
+            |name: &str| *self.model == *name || self.aliases.iter().any(|alias| **alias == *name);
+        let stranger = match models.bases.first() {
+            Some(first) if !models.bases.iter().any(|name| known(name)) => {
+                Some(format!("it serves `{first}`, and not `{}`", self.model))
+            }
+            _ => None,
+        };
         let loaded: Vec<Arc<str>> =
             models.adapters.iter().map(|adapter| adapter.id.as_ref().into()).collect();
         self.update(id, |entry| {
             let changed = entry.loaded != loaded;
             entry.loaded = loaded;
+            if let Some(stranger) = stranger.as_ref().filter(|_| stranger != entry.stranger) {
+                warn!(pool = %self.name, pod = %entry.pod.name, "{stranger}");
+            }
+            entry.stranger = stranger;
             changed
         })
     }
@@ -520,8 +537,19 @@ impl Entry {
                 "{trouble}; no requests for another {} ms",
                 until.saturating_duration_since(now).as_millis()
             )),
-            (trouble, _) => trouble.clone(),
+            (trouble, _) => trouble.clone().or_else(|| self.stranger.clone()),
         }
+    }
+}
+
+/// Why a pod that nothing is wrong with has no score.
+fn left_out(tier: Tier) -> Option<String> {
+    match tier {
+        Tier::Saturated => Some("it is at its limit and takes no more requests for now".into()),
+        Tier::Unknown | Tier::UnknownElsewhere => {
+            Some("its load is unknown: pods that told theirs come first".into())
+        }
+        Tier::Fresh | Tier::FreshElsewhere | Tier::Tried | Tier::NotReady => None,
     }
 }
 

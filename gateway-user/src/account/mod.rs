@@ -3,6 +3,7 @@
 pub mod tail;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::info;
@@ -10,7 +11,7 @@ use tracing::info;
 use crate::flow::Exchange;
 use crate::gateway::RequestId;
 use crate::listen::Worker;
-use crate::metrics::Record;
+use crate::metrics::{Label as _, Record};
 use crate::pool::Pool;
 
 /// A request that is over.
@@ -72,12 +73,17 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
             pool = &*pool.name,
             pod = exchange.pod.as_ref().map(|pod| &*pod.name),
             status = record.status,
-            outcome = ?record.outcome,
+            outcome = record.outcome.as_str(),
             retries = record.retries,
-            duration_ms = record.duration.as_secs_f64() * 1e3,
-            ttft_ms = record.ttft.map(|ttft| ttft.as_secs_f64() * 1e3),
+            duration_ms = millis(record.duration),
+            ttft_ms = record.ttft.map(millis),
             prompt_tokens = record.prompt_tokens,
             completion_tokens = record.completion_tokens,
         );
     }
+}
+
+/// Milliseconds, to the microsecond.
+fn millis(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1e3
 }

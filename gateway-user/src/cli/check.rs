@@ -30,8 +30,12 @@ pub struct Options {
 /// # Errors
 /// The output cannot be written.
 pub fn run(options: &Options) -> anyhow::Result<ExitCode> {
-    let right = report(options, &mut std::io::stdout().lock(), &mut std::io::stderr().lock())
-        .context("cannot write the output")?;
+    let right = match report(options, &mut std::io::stdout().lock(), &mut std::io::stderr().lock())
+    {
+        // The reader has seen enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => true,
+        written => written.context("cannot write the output")?,
+    };
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

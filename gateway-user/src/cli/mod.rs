@@ -14,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config;
 use crate::run;
 
-/// An inference gateway: sends each LLM request to the GPU pod that will answer it soonest.
+/// An inference gateway: sends each LLM request to the pod with the most room for it, by live GPU signals.
 #[derive(Debug, Parser)]
 #[command(name = "sluice", version, max_term_width = 100)]
 pub struct Args {

@@ -1,7 +1,7 @@
 //! `sluice status`: asks a running gateway.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{TcpStream, ToSocketAddrs as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use super::say;
 use crate::status::Status;
 
 /// What `sluice status` can be told.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Options {
     /// The gateway's admin address.
     #[arg(long, default_value = "127.0.0.1:9901", env = "SLUICE_ADMIN")]
-    admin: SocketAddr,
+    admin: String,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -27,7 +27,7 @@ pub struct Options {
 /// Asks and prints.
 pub fn run(options: &Options) -> ExitCode {
     let path = if options.scores { "/status/scores" } else { "/status" };
-    let page = match fetch(options.admin, path) {
+    let page = match fetch(&options.admin, path) {
         Ok(page) => page,
         Err(error) => {
             eprintln!(
@@ -54,8 +54,8 @@ pub fn run(options: &Options) -> ExitCode {
 }
 
 /// The body of a page, which is small and comes with a length or the connection's end.
-fn fetch(admin: SocketAddr, path: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&admin, PATIENCE)?;
+fn fetch(admin: &str, path: &str) -> io::Result<String> {
+    let mut stream = connect(admin)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     write!(stream, "GET {path} HTTP/1.1\r\nhost: {admin}\r\nconnection: close\r\n\r\n")?;
@@ -70,6 +70,17 @@ fn fetch(admin: SocketAddr, path: &str) -> io::Result<String> {
         }
         None => Err(io::Error::other("it does not speak HTTP")),
     }
+}
+
+fn connect(admin: &str) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name leads to no address");
+    for address in admin.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 /// How long a gateway may take; it answers from memory.
