@@ -201,4 +201,4 @@ fn entries(gateway: &Gateway) -> Vec<ScoreEntry> {
 const AT_LEAST: Duration = Duration::from_secs(1);
 
 /// How long changes are gathered before they are written.
-const TOGETHER: Duration = Duration::from_millis(10);
+const TOGETHER: Duration = Duration::from_millis(50);
