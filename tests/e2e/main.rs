@@ -1,8 +1,8 @@
 //! `e2e`: the gateway in front of two real vLLM servers, checked from outside.
 //!
-//! Started by `cargo xtask e2e --real-vllm`, which installs the servers. Each check is a function that
-//! panics on what is wrong, as tests do, and otherwise says what it saw. They run one after the other: they
-//! share two slow servers, and the later ones kill those.
+//! Started by `cargo xtask e2e --real-vllm`, which installs the servers. Each check is a function
+//! that panics on what is wrong, as tests do, and otherwise says what it saw. They run one after
+//! the other: they share two slow servers, and the later ones kill those.
 
 #![allow(
     clippy::expect_used,

@@ -184,8 +184,8 @@ impl Pod {
     }
 }
 
-/// Small enough that load shows: 8 requests at once, a KV cache of 3,072 tokens. Blocks of 32 are the
-/// smallest that the processor backend takes.
+/// Small enough that load shows: 8 requests at once, a KV cache of 3,072 tokens. Blocks of 32 are
+/// the smallest that the processor backend takes.
 const FLAGS: [&str; 21] = [
     "--dtype",
     "float32",

@@ -1,5 +1,6 @@
-//! Programs that run beside the checks. Each leads a process group of its own, so that what it starts ends
-//! with it, and none outlives the checks: not after a failure, a signal, or a kill of the checks themselves.
+//! Programs that run beside the checks. Each leads a process group of its own, so that what it
+//! starts ends with it, and none outlives the checks: not after a failure, a signal, or a kill of
+//! the checks themselves.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;

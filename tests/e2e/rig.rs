@@ -111,8 +111,9 @@ impl Rig {
             out.unwrap_or_default().trim().to_owned()
         };
         let packages = "import importlib.metadata as m, json, platform\n\
-                        names = ['torch', 'transformers', 'fastapi', 'uvicorn', 'uvloop', 'openai']\n\
-                        print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in names}}))";
+                        names = ['torch', 'transformers', 'uvicorn', 'uvloop', 'openai']\n\
+                        all = {name: m.version(name) for name in names}\n\
+                        print(json.dumps({'python': platform.python_version(), **all}))";
         let packages = said(Command::new(&self.python).args(["-c", packages]));
         let profile = self.binary.parent().and_then(|folder| folder.file_name());
         json!({
@@ -146,7 +147,8 @@ impl Rig {
         }
         text + &format!(
             "curl -N http://{}/v1/chat/completions -H 'content-type: application/json' -d \
-             '{{\"model\":\"sql-lora\",\"stream\":true,\"max_tokens\":20,\"messages\":[{{\"role\":\"user\",\"content\":\"hi\"}}]}}'",
+             '{{\"model\":\"sql-lora\",\"stream\":true,\"max_tokens\":20,\
+             \"messages\":[{{\"role\":\"user\",\"content\":\"hi\"}}]}}'",
             gateway.address
         )
     }

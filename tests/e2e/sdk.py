@@ -66,8 +66,9 @@ def main() -> None:
 
     count = asyncio.run(many())
     print(
-        f"openai {openai.__version__}: models, chats with and without adapters, completions, a streamed "
-        f"response ({len(kinds)} events), {count} streams at once; raises {', '.join(raised)}"
+        f"openai {openai.__version__}: models, chats with and without adapters, completions, a "
+        f"streamed response ({len(kinds)} events), {count} streams at once; raises "
+        + ", ".join(raised)
     )
 
 
@@ -85,7 +86,8 @@ def expect(error: type[Exception], client: openai.OpenAI, **request) -> str:
 
 
 async def many() -> int:
-    async with openai.AsyncOpenAI(base_url=URL, api_key="none", max_retries=0, timeout=60) as client:
+    connect = {"base_url": URL, "api_key": "none", "max_retries": 0, "timeout": 60}
+    async with openai.AsyncOpenAI(**connect) as client:
 
         async def one(number: int) -> int:
             stream = await client.chat.completions.create(

@@ -1,9 +1,9 @@
 """Stand-ins for the CUDA libraries that torch is linked with.
 
 Torch's package for GPUs is the only one in the index; it wants a dozen libraries of several
-gigabytes, and a process without a GPU never calls one. Each stand-in has the name of the library and
-the symbols that torch wants from it, each a function that ends the process: symbols are bound when
-first called, so a wrong guess about what is called shows at once.
+gigabytes, and a process without a GPU never calls one. Each stand-in has the name of the library
+and the symbols that torch wants from it, each a function that ends the process: symbols are bound
+when first called, so a wrong guess about what is called shows at once.
 
     stubs.py FOLDER    the folder `torch/lib`
 """

@@ -1,4 +1,5 @@
-//! A wire tap between a gateway and a pod: passes every byte on, and keeps what requests and answers said.
+//! A wire tap between a gateway and a pod: passes every byte on, and keeps what requests and
+//! answers said.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -148,7 +148,8 @@ pub(crate) fn normal(response: &Response) -> String {
     let mut out = String::new();
     let text = response.text();
     let mut rest = text.as_str();
-    // `"id":"chatcmpl-…"` and `"created":1764…`, in the bytes, so that everything else must be the same.
+    // `"id":"chatcmpl-…"` and `"created":1764…`, in the bytes, so that everything else must be the
+    // same.
     while let Some((at, key)) =
         ["\"id\":\"", "\"created\":"].iter().filter_map(|key| Some((rest.find(key)?, *key))).min()
     {
@@ -160,7 +161,8 @@ pub(crate) fn normal(response: &Response) -> String {
     out + rest
 }
 
-/// The sum of the samples of an exposition whose labels hold every one of `labels`; `None` if there are none.
+/// The sum of the samples of an exposition whose labels hold every one of `labels`; `None` if there
+/// are none.
 pub(crate) fn samples(page: &str, name: &str, labels: &[&str]) -> Option<f64> {
     let values = page.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;

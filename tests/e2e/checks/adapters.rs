@@ -52,8 +52,8 @@ pub(super) fn adapters(rig: &mut Rig) -> String {
         assert!(wire::events(answer).iter().all(|event| event["model"] == body["model"]));
     }
     format!(
-        "three names, three different texts; sql-lora shows as running after {}; 24 mixed streams at once \
-         all came whole, each under its own name",
+        "three names, three different texts; sql-lora shows as running after {}; 24 mixed streams \
+         at once all came whole, each under its own name",
         ms(took)
     )
 }
@@ -101,8 +101,8 @@ pub(super) fn hot_load(rig: &mut Rig) -> String {
         thread::sleep(TICK);
     };
     format!(
-        "known {} after it was loaded; 30 of 30 requests at once went to {}, none was retried; unloaded: \
-         the pod's own 404 {by_pod} times, after {} the gateway's: {}",
+        "known {} after it was loaded; 30 of 30 requests at once went to {}, none was retried; \
+         unloaded: the pod's own 404 {by_pod} times, after {} the gateway's: {}",
         ms(known_after),
         pod.name,
         ms(started.elapsed()),

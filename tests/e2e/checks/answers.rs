@@ -181,7 +181,8 @@ fn bodies() -> Vec<(&'static str, String)> {
         (chat, wire::chat("chat-lora", "Say something.", 40, false).to_string()),
         (
             chat,
-            "{\n  \"stream\" : true,\t\"messages\":[{\"content\":\"\\u00e9 \u{1F600} \\\"model\\\":\\\"x\\\"\",\
+            "{\n  \"stream\" : true,\t\"messages\":[{\"content\":\
+             \"\\u00e9 \u{1F600} \\\"model\\\":\\\"x\\\"\",\
              \"role\":\"user\"}],\"n\":2,\"logprobs\":true,\"top_logprobs\":3,\"max_tokens\":20, \
              \"model\":\"tiny\\u002dllama\"}\r\n"
                 .into(),
@@ -189,7 +190,8 @@ fn bodies() -> Vec<(&'static str, String)> {
         ("/v1/completions", completion(true).to_string()),
         (
             "/v1/completions",
-            r#"{"model":"sql-lora","prompt":"a b c","echo":true,"max_tokens":9,"logprobs":2}"#.into(),
+            r#"{"model":"sql-lora","prompt":"a b c","echo":true,"max_tokens":9,"logprobs":2}"#
+                .into(),
         ),
         (
             "/v1/responses",
@@ -197,8 +199,9 @@ fn bodies() -> Vec<(&'static str, String)> {
         ),
         (
             "/v1/messages",
-            r#"{"model":"tiny-llama","max_tokens":20,"stream":true,"messages":[{"role":"user","content":"hi"}]}"#
-                .into(),
+            json!({"model": "tiny-llama", "max_tokens": 20, "stream": true,
+                   "messages": [{"role": "user", "content": "hi"}]})
+            .to_string(),
         ),
         ("/tokenize", r#"{"model":"tiny-llama","prompt":"one two three"}"#.into()),
         (chat, wire::chat("tiny-llama", &big, 4, true).to_string()),

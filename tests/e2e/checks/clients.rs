@@ -67,8 +67,8 @@ pub(super) fn sdk(rig: &mut Rig) -> String {
 
 pub(super) fn idle(rig: &mut Rig) -> String {
     rig.revive();
-    // uvicorn ends a connection that was idle for 5 s. Clients that come back just then, at many moments
-    // around it, each over a connection that the gateway may have kept.
+    // uvicorn ends a connection that was idle for 5 s. Clients that come back just then, at many
+    // moments around it, each over a connection that the gateway may have kept.
     let pauses: Vec<u64> = (0..24).map(|n| 3600 + 75 * n).collect();
     let gateway = rig.gateway.address;
     let failures = |rig: &Rig| rig.gateway.metric("sluice_pool_retries_total", &[]);
@@ -129,8 +129,8 @@ pub(super) fn metrics(rig: &mut Rig) -> String {
     let (ttft, _) = mean(&text, "sluice_pool_time_to_first_token_seconds");
     let (tpot, _) = mean(&text, "sluice_pool_time_per_output_token_seconds");
     format!(
-        "{} lines, promtool says: {said}; {finished} requests, {ok} of them ok; {} scrapes failed; on \
-         average: overhead {:.0} us ({count} answers), TTFT {:.0} ms, TPOT {:.1} ms",
+        "{} lines, promtool says: {said}; {finished} requests, {ok} of them ok; {} scrapes failed; \
+         on average: overhead {:.0} us ({count} answers), TTFT {:.0} ms, TPOT {:.1} ms",
         text.lines().count(),
         wire::samples(&text, "sluice_pool_scrape_failures_total", &[]).unwrap_or_default(),
         added * 1e6,

@@ -91,9 +91,9 @@ pub(super) fn kill(rig: &mut Rig) -> String {
     let page = gateway.pod(victim.name);
     assert_eq!(page["ready"], false, "{page}");
     format!(
-        "20 streams, {on_victim} of them on {}: {} ended with a failure within {} ({errors} by the engine's \
-         error event), {whole} came whole, {moved} of those moved to {} unseen; {} new requests meanwhile all \
-         went well there ({retried} after a retry, slowest {}); /status: {}",
+        "20 streams, {on_victim} of them on {}: {} ended with a failure within {} ({errors} by the \
+         engine's error event), {whole} came whole, {moved} of those moved to {} unseen; {} new \
+         requests meanwhile all went well there ({retried} after a retry, slowest {}); /status: {}",
         victim.name,
         cut.len(),
         range(&cut),
@@ -130,8 +130,8 @@ pub(super) fn restart(rig: &mut Rig) -> String {
     let gained = count(&rig.gateway.pod(name)["requests"]) - count(&before);
     assert!(gained >= 4, "it is given requests: {gained}");
     format!(
-        "{name} out of rotation after {}; serving {:.0} s after its start, ready in the gateway {} later, its \
-         adapters known after {}; of 20 requests it got {gained}",
+        "{name} out of rotation after {}; serving {:.0} s after its start, ready in the gateway {} \
+         later, its adapters known after {}; of 20 requests it got {gained}",
         ms(out),
         served.as_secs_f64(),
         ms(ready),
@@ -219,9 +219,9 @@ pub(super) fn drain(rig: &mut Rig) -> String {
     assert!(retried > 0, "no request met the draining pod: nothing was shown");
     let ended = answers.iter().map(|(_, ended)| ended.saturating_duration_since(asked)).max();
     format!(
-        "SIGTERM with {on_leaving} streams on it: all 6 streams came whole, the last after {}; the server \
-         exited after {:.1} s; {} new requests meanwhile all went well, {retried} of them by a retry that no \
-         client saw ({tries} tries); /status said {troubles:?}",
+        "SIGTERM with {on_leaving} streams on it: all 6 streams came whole, the last after {}; the \
+         server exited after {:.1} s; {} new requests meanwhile all went well, {retried} of them \
+         by a retry that no client saw ({tries} tries); /status said {troubles:?}",
         ms(ended.unwrap_or_default()),
         gone.as_secs_f64(),
         fresh.len()
@@ -262,8 +262,8 @@ pub(super) fn dead(rig: &mut Rig) -> String {
     let adapter = wire::post(gateway.address, PATH, &wire::chat("sql-lora", "Hello?", 4, true));
     let listed = wire::get(gateway.address, "/v1/models").text();
     format!(
-        "the first request after it: {} {}; then {} in {}: {error}, retry-after {after}; an adapter's name: {} \
-         {}; {} running streams were cut visibly; models listed: {}",
+        "the first request after it: {} {}; then {} in {}: {error}, retry-after {after}; an \
+         adapter's name: {} {}; {} running streams were cut visibly; models listed: {}",
         first.status,
         first.json()["error"]["message"],
         answer.status,

