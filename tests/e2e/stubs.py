@@ -46,7 +46,7 @@ def main(folder: pathlib.Path) -> None:
         if pattern:
             own = sorted(symbol for symbol in symbols if re.match(pattern, symbol))
             compile_stub(folder / name, own)
-            print(f"{name}: {len(own)} symbols")
+            print(f"{name}: {len(own)} symbols", file=sys.stderr)
 
 
 def compile_stub(library: pathlib.Path, symbols: list[str]) -> None:
