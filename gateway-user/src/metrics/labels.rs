@@ -129,7 +129,7 @@ labels! {
     PathReason {
         /// It is the fastest for where the pod is.
         Best = "best",
-        /// Kernel paths are turned off.
+        /// Kernel paths are turned off, or, in this release, not there yet.
         Off = "off",
         /// The kernel or the rights of the process do not suffice.
         Unfit = "unfit",
