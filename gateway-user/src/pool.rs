@@ -250,7 +250,10 @@ impl Pool {
                     .filter_map(|(scorer, value)| Some((scorer.name, value?)))
                     .collect(),
                 adapters: entry.adapters(),
-                trouble: entry.trouble(now).or_else(|| left_out(explained.tier)),
+                trouble: entry.trouble(now).or_else(|| match explained.score {
+                    Some(_) => None,
+                    None => left_out(explained.tier),
+                }),
             })
             .collect()
     }

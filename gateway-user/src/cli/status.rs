@@ -14,7 +14,7 @@ use crate::status::Status;
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// The gateway's admin address.
-    #[arg(long, default_value = "127.0.0.1:9901", env = "SLUICE_ADMIN")]
+    #[arg(long, default_value = "127.0.0.1:9901", env = "SLUICE_ADMIN", value_parser = host_and_port)]
     admin: String,
     /// Print JSON.
     #[arg(long)]
@@ -69,6 +69,16 @@ fn fetch(admin: &str, path: &str) -> io::Result<String> {
             Err(io::Error::other(head.lines().next().unwrap_or_default().to_owned()))
         }
         None => Err(io::Error::other("it does not speak HTTP")),
+    }
+}
+
+/// A host's name or address with a port, as it was written.
+fn host_and_port(text: &str) -> Result<String, &'static str> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+            Ok(text.to_owned())
+        }
+        _ => Err("a host and a port are wanted, such as 127.0.0.1:9901"),
     }
 }
 
