@@ -1,12 +1,18 @@
 //! The kernel programs of Sluice, one file a concern, each with its counterpart of the same name in
 //! gateway-common (map layouts) and in the daemon's `kernel` module:
 //!
+//! - [`enrol`]: knows the pods' ends of our connections, and what clients acknowledge (sock_ops).
+//! - [`carry`]: what [`local`] (sk_msg) and [`splice`] (sk_skb) do with a response's bytes.
 //! - [`steer`]: gives a new connection to a worker's listening socket (sk_lookup).
 //! - [`maps`]: every map, and who writes it.
 #![no_std]
 #![no_main]
 
+mod carry;
+mod enrol;
+mod local;
 mod maps;
+mod splice;
 mod steer;
 
 #[unsafe(no_mangle)]

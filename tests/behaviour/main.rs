@@ -17,6 +17,7 @@ mod clients;
 mod cuts;
 mod demo;
 mod disconnects;
+mod flows;
 mod framing;
 mod http;
 mod kernel;

@@ -3,12 +3,14 @@
 use std::io::ErrorKind;
 use std::{fs, io};
 
-use aya::maps::MapError;
-use aya::programs::{ProgramError, SkLookup};
+use aya::maps::sock::SockMapFd;
+use aya::maps::{Map, MapError};
+use aya::programs::{CgroupAttachMode, Program, ProgramError, SkLookup, SkMsg, SkSkb, SockOps};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 use super::log;
+use super::shared::SharedArray;
 use super::system::{self, Release};
 use crate::config::KernelLog;
 
@@ -16,7 +18,7 @@ use crate::config::KernelLog;
 #[derive(Debug, thiserror::Error)]
 pub enum Unfit {
     /// The process lacks capabilities.
-    #[error("steering needs CAP_BPF and CAP_NET_ADMIN; this process lacks {missing}")]
+    #[error("the kernel programs need CAP_BPF and CAP_NET_ADMIN; this process lacks {missing}")]
     Capability {
         /// The ones that it lacks.
         missing: String,
@@ -43,6 +45,9 @@ pub enum Unfit {
         /// The verifier's last line.
         line: String,
     },
+    /// The configuration leaves it out.
+    #[error("turned off by kernel.paths")]
+    Unwanted,
     /// The object is not one of ours: a program or map is missing or laid out otherwise.
     #[error("the object with the kernel programs does not fit this daemon: {0}")]
     Object(String),
@@ -66,8 +71,21 @@ compile_error!(
      gateway-ebpf/object/sluice.bpf.o would not load here"
 );
 
+/// What an object is loaded for. Each part is loaded by itself, as each has its own time to live: connections
+/// are steered until the daemon begins to stop, responses are carried until the last one has ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Part {
+    /// Steering, and the scores.
+    Steering,
+    /// Flows.
+    Flows {
+        /// Pods' ends are to be enrolled.
+        local: bool,
+    },
+}
+
 /// Creates the maps and prepares the programs of `object`; nothing is attached.
-pub(super) fn load(object: &[u8], log: KernelLog) -> Result<Ebpf, Unfit> {
+pub(super) fn load(object: &[u8], log: KernelLog, part: Part) -> Result<Ebpf, Unfit> {
     let missing = system::missing_capabilities();
     if !missing.is_empty() {
         return Err(Unfit::Capability { missing: missing.join(" and ") });
@@ -76,6 +94,22 @@ pub(super) fn load(object: &[u8], log: KernelLog) -> Result<Ebpf, Unfit> {
     let level = log::level(log);
     let mut loader = EbpfLoader::new();
     loader.override_global(LOG_LEVEL, &level, true);
+    let local = u8::from(part == Part::Flows { local: true });
+    loader.override_global(ENROL_PODS, &local, true);
+    // The other part's maps are made as well, and are as small as can be.
+    match part {
+        Part::Steering => {
+            for map in FLOW_MAPS {
+                loader.map_max_entries(map, 1);
+            }
+            loader.map_max_entries(EVENTS, PAGE);
+        }
+        Part::Flows { .. } => {
+            for map in STEERING_MAPS {
+                loader.map_max_entries(map, 1);
+            }
+        }
+    }
     if log == KernelLog::Off {
         // One page, as nothing will be in it.
         loader.map_max_entries(LOG_BUFFER, 1);
@@ -90,11 +124,7 @@ pub(super) fn load(object: &[u8], log: KernelLog) -> Result<Ebpf, Unfit> {
 /// Attaches the sk_lookup program `name` to the network namespace of the calling thread. It stays
 /// until `ebpf` is dropped.
 pub(super) fn attach(ebpf: &mut Ebpf, name: &str) -> Result<(), Unfit> {
-    let program: &mut SkLookup = ebpf
-        .program_mut(name)
-        .ok_or_else(|| Unfit::Object(format!("no program {name}")))?
-        .try_into()
-        .map_err(|error: ProgramError| Unfit::Object(chain(&error)))?;
+    let program: &mut SkLookup = program(ebpf, name)?;
     program.load().map_err(|error| Unfit::program("load sk_lookup programs", name, error))?;
     // The thread's, not the process': a thread may have moved to another.
     let netns = fs::File::open("/proc/thread-self/ns/net").map_err(|source| Unfit::System {
@@ -105,6 +135,79 @@ pub(super) fn attach(ebpf: &mut Ebpf, name: &str) -> Result<(), Unfit> {
         .attach(netns)
         .map_err(|error| Unfit::program("attach sk_lookup programs", name, error))?;
     Ok(())
+}
+
+/// Attaches the sk_msg program `name` to the sockets of a map, for as long as `ebpf` lives.
+pub(super) fn attach_sk_msg(ebpf: &mut Ebpf, name: &str, map: &SockMapFd) -> Result<(), Unfit> {
+    let program: &mut SkMsg = program(ebpf, name)?;
+    program.load().map_err(|error| Unfit::program("load sk_msg programs", name, error))?;
+    program
+        .attach(map)
+        .map_err(|error| Unfit::program("attach sk_msg programs", name, error))?;
+    Ok(())
+}
+
+/// Attaches the sk_skb verdict program `name` to the sockets of a map, for as long as `ebpf` lives.
+pub(super) fn attach_sk_skb(ebpf: &mut Ebpf, name: &str, map: &SockMapFd) -> Result<(), Unfit> {
+    let program: &mut SkSkb = program(ebpf, name)?;
+    program.load().map_err(|error| Unfit::program("load sk_skb programs", name, error))?;
+    program
+        .attach(map)
+        .map_err(|error| Unfit::program("attach sk_skb programs", name, error))?;
+    Ok(())
+}
+
+/// Attaches the sock_ops program `name` to all of the host's cgroups, for as long as `ebpf` lives.
+pub(super) fn attach_sock_ops(ebpf: &mut Ebpf, name: &str) -> Result<(), Unfit> {
+    let what = "open the cgroup v2 hierarchy".to_owned();
+    let mount = system::cgroup_mount().ok_or_else(|| Unfit::System {
+        what: what.clone(),
+        source: io::Error::new(ErrorKind::NotFound, "none is mounted"),
+    })?;
+    let cgroup = fs::File::open(mount).map_err(|source| Unfit::System { what, source })?;
+    let program: &mut SockOps = program(ebpf, name)?;
+    program.load().map_err(|error| Unfit::program("load sock_ops programs", name, error))?;
+    program
+        // A link lets others watch sockets as well, and takes no mode that says so.
+        .attach(cgroup, CgroupAttachMode::Single)
+        .map_err(|error| Unfit::program("attach sock_ops programs", name, error))?;
+    Ok(())
+}
+
+/// The map `name`, taken out of the object.
+pub(super) fn take<M: TryFrom<Map, Error = MapError>>(
+    ebpf: &mut Ebpf,
+    name: &str,
+) -> Result<M, Unfit> {
+    let map = ebpf.take_map(name).ok_or_else(|| Unfit::Object(format!("no map {name}")))?;
+    map.try_into().map_err(|error| Unfit::map(&format!("use the map {name}"), error))
+}
+
+/// The values of the array map `name`, in this process' memory.
+pub(super) fn share<T: aya::Pod>(
+    ebpf: &mut Ebpf,
+    name: &str,
+    count: u32,
+) -> Result<SharedArray<T>, Unfit> {
+    let Some(Map::Array(data)) = ebpf.take_map(name) else {
+        return Err(Unfit::Object(format!("no array {name}")));
+    };
+    let info = data.info().map_err(|error| Unfit::map(&format!("ask for the map {name}"), error))?;
+    if (info.max_entries(), info.value_size() as usize) != (count, size_of::<T>()) {
+        return Err(Unfit::Object(format!("{name} is laid out otherwise")));
+    }
+    SharedArray::new(data.fd(), count)
+        .map_err(|error| Unfit::system(&format!("map {name} into memory"), error.into()))
+}
+
+fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, Unfit>
+where
+    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
+{
+    ebpf.program_mut(name)
+        .ok_or_else(|| Unfit::Object(format!("no program {name}")))?
+        .try_into()
+        .map_err(|error: ProgramError| Unfit::Object(chain(&error)))
 }
 
 impl Unfit {
@@ -184,6 +287,26 @@ fn raise_memory_limit() {
     }
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
 }
+
+/// The global that switches the enrolling of pods' ends.
+const ENROL_PODS: &str = "ENROL_PODS";
+
+/// The programs' events, in a ring buffer, which has a page at least.
+const EVENTS: &str = "EVENTS";
+const PAGE: u32 = 4096;
+
+const FLOW_MAPS: [&str; 9] = [
+    "ACKED",
+    "CLIENTS",
+    "CONNECTIONS",
+    "FLOWS",
+    "PAIRS",
+    "PODS",
+    "PORTS",
+    "TAILS",
+    "UPSTREAMS",
+];
+const STEERING_MAPS: [&str; 4] = ["COUNTERS", "DESTINATIONS", "LISTENERS", "SCORES"];
 
 /// aya-log's names: of the level and of the ring buffer.
 const LOG_LEVEL: &str = aya_log::LEVEL;

@@ -8,15 +8,22 @@
 //! own, never on a worker. Programs and maps live as long as the value that holds them: nothing is
 //! pinned.
 
+mod events;
+mod flows;
 mod load;
 mod log;
 mod probe;
 mod scores;
+mod shared;
+mod socket;
 mod steer;
 mod system;
+mod trial;
 
+pub use flows::{Flows, Link, LinkError, Parked, Path, Receiver, Usage, Works};
 pub use load::Unfit;
 pub use log::KernelLogReader;
 pub use probe::{Feature, probe};
 pub use scores::{Publication, PublishedScore, ScoreEntry};
+pub use trial::{Failed, trial};
 pub use steer::{ListenerCounters, SteerError, Steering};

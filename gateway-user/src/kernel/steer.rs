@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use aya::Ebpf;
 use aya::maps::lpm_trie::Key;
-use aya::maps::{LpmTrie, Map, MapData, MapError, PerCpuArray, SockMap};
+use aya::maps::{LpmTrie, MapData, MapError, PerCpuArray, SockMap};
 use gateway_common::steer::{
     Counters, Destination, MAX_DESTINATIONS, MAX_LISTENERS, MAX_WORKERS, Target,
 };
 use serde::Serialize;
 use socket2::{Domain, SockRef};
 
-use super::load::{self, OBJECT, Unfit};
+use super::load::{self, OBJECT, Part, Unfit};
 use super::log::KernelLogReader;
 use super::scores::{Publication, PublishedScore, ScoreEntry, Scores};
 use crate::config::{KernelLog, VirtualAddress};
@@ -53,13 +53,13 @@ impl Steering {
     /// # Errors
     /// The host cannot or may not, or the object's maps are not laid out as this daemon expects.
     pub fn start_object(object: &[u8], log: KernelLog) -> Result<Self, Unfit> {
-        let mut ebpf = load::load(object, log)?;
+        let mut ebpf = load::load(object, log, Part::Steering)?;
         load::attach(&mut ebpf, "steer")?;
         Ok(Self {
-            destinations: take(&mut ebpf, "DESTINATIONS")?,
-            slots: take(&mut ebpf, "LISTENERS")?,
-            counters: take(&mut ebpf, "COUNTERS")?,
-            scores: Scores::new(take(&mut ebpf, "SCORES")?),
+            destinations: load::take(&mut ebpf, "DESTINATIONS")?,
+            slots: load::take(&mut ebpf, "LISTENERS")?,
+            counters: load::take(&mut ebpf, "COUNTERS")?,
+            scores: Scores::new(load::take(&mut ebpf, "SCORES")?),
             log: KernelLogReader::take(&mut ebpf),
             listeners: BTreeMap::new(),
             ebpf,
@@ -351,11 +351,6 @@ struct Listener {
 }
 
 /// Takes a map out of the object; aya checks the sizes of its keys and values.
-fn take<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> Result<M, Unfit> {
-    let map = ebpf.take_map(name).ok_or_else(|| Unfit::Object(format!("no map {name}")))?;
-    map.try_into().map_err(|error| Unfit::map(&format!("use the map {name}"), error))
-}
-
 fn check_sockets(destinations: &[VirtualAddress], sockets: &[impl AsFd]) -> Result<(), SteerError> {
     if sockets.is_empty() || sockets.len() > MAX_WORKERS as usize {
         return Err(SteerError::Workers(sockets.len()));

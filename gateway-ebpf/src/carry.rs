@@ -1,0 +1,158 @@
+//! What both carrying programs do with a message: may it go to the client, does all of it belong to the
+//! response, and what of it is kept for the daemon.
+//!
+//! A message is never dropped and never sent twice: whatever speaks against redirecting it lets it pass to
+//! the daemon, with the flow's state as it was before the message.
+
+use aya_ebpf::bindings::sk_action::{SK_DROP, SK_PASS};
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use gateway_common::flow::{Carried, Connection, Flow, LOCAL, Offer, Tail, TakenBack};
+use gateway_common::framing::Framing;
+
+use crate::maps::{ACKED, FLOWS, TAILS};
+
+/// A message under way, as its program can look at it.
+pub trait Message {
+    /// [`LOCAL`] or SPLICE.
+    const PATH: u32;
+
+    /// Its bytes.
+    fn size(&self) -> u32;
+
+    /// Whether it can be looked through.
+    fn is_readable(&self) -> bool;
+
+    /// Runs the framing machine from `carried.position` on, until the message or the response ends.
+    fn scan(&self, carried: *mut Carried);
+
+    /// Has it sent to the client; the kernel does so when the program has ended.
+    fn redirect(&self, client: u64) -> bool;
+
+    /// Copies its last bytes into the tail.
+    fn keep(&self, tail: &mut Tail, framing: &Framing);
+}
+
+/// Decides about `message`, which came on `connection`. Returns the verdict, and whether a flow that
+/// the kernel carried is the daemon's again with it.
+#[inline(always)]
+pub fn carry(message: &impl Message, connection: Connection) -> (u32, bool) {
+    let Some(flow) = FLOWS.get_ptr_mut(connection.slot) else { return (SK_PASS, false) };
+    // SAFETY: the pointer is to a value that lives as long as the map. The daemon writes the offer while
+    // this reads it, so it is read as words and believed only when its seal fits.
+    let offer = unsafe { offer(&raw const (*flow).offer) };
+    // SAFETY: only this program writes this half, and the connection's lock is held while it runs.
+    let carried = unsafe { &mut (*flow).carried };
+    if carried.generation != connection.generation {
+        return (SK_PASS, false);
+    }
+    let path = path(message);
+    // What the pod's end shows is not counted again where it arrives.
+    if (carried.enrolled != 0) != (path == LOCAL) {
+        return (SK_PASS, false);
+    }
+    let size = message.size();
+    let turn = carried.adopted;
+    if !carried.arrive(&offer, path, size) {
+        return (SK_PASS, false);
+    }
+    let Some(tail) = TAILS.get_ptr_mut(connection.slot) else { return (SK_DROP, false) };
+    // SAFETY: as for `carried`.
+    let tail = unsafe { &mut *tail };
+    if carried.adopted != turn {
+        tail.clear();
+    }
+    match redirect(message, carried, tail) {
+        Ok(done) => (SK_PASS, done),
+        Err(reason) => {
+            carried.take_back(size, reason);
+            (SK_PASS, true)
+        }
+    }
+}
+
+/// Redirects the message, or says why not; then the framing is as it was before. `true`: the response
+/// ends with it.
+#[inline(always)]
+fn redirect(
+    message: &impl Message,
+    carried: &mut Carried,
+    tail: &mut Tail,
+) -> Result<bool, TakenBack> {
+    let size = message.size();
+    // SAFETY: the value is an aligned number that another CPU may write at any time.
+    let acked = ACKED
+        .get_ptr(&carried.client)
+        .map_or(0, |acked| unsafe { core::ptr::read_volatile(acked) });
+    if !carried.has_credit(acked, size) {
+        return Err(TakenBack::Credit);
+    }
+    if !message.is_readable() {
+        return Err(TakenBack::Framing);
+    }
+    let before = carried.framing;
+    carried.position = 0;
+    message.scan(carried);
+    let whole = carried.position == size;
+    let done = carried.framing.is_done();
+    let refusal = if !whole {
+        Some(TakenBack::Framing)
+    } else if done && path(message) == LOCAL {
+        // The daemon is woken by the message itself.
+        Some(TakenBack::End)
+    } else if !message.redirect(carried.client) {
+        Some(TakenBack::Refused)
+    } else {
+        None
+    };
+    if let Some(reason) = refusal {
+        carried.framing = before;
+        return Err(reason);
+    }
+    message.keep(tail, &before);
+    // SAFETY: a helper without arguments.
+    carried.redirect(size, unsafe { bpf_ktime_get_ns() });
+    if done {
+        carried.take_back(0, TakenBack::End);
+    }
+    Ok(done)
+}
+
+/// One step of [`Message::scan`]: a run of payload, or a byte of framing that `read` fetches. `false`: that
+/// was all.
+#[inline(always)]
+pub fn step(carried: &mut Carried, size: u32, read: impl FnOnce(u32) -> Option<u8>) -> bool {
+    let position = carried.position;
+    if position >= size {
+        return false;
+    }
+    let payload = carried.framing.skip(u64::from(size - position)) as u32;
+    if payload > 0 {
+        carried.position = position + payload;
+        return true;
+    }
+    let Some(byte) = read(position) else { return false };
+    if carried.framing.control(byte).is_err() {
+        return false;
+    }
+    carried.position = position + 1;
+    true
+}
+
+#[inline(always)]
+fn path<M: Message>(_: &M) -> u32 {
+    M::PATH
+}
+
+/// # Safety
+/// `offer` points to one in a map.
+#[inline(always)]
+unsafe fn offer(offer: *const Offer) -> Offer {
+    let word = |index: usize| {
+        // SAFETY: an offer is eight aligned words, as the caller's is.
+        unsafe { core::ptr::read_volatile(offer.cast::<u64>().add(index)) }
+    };
+    Offer::from_words([word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7)])
+}
+
+/// The flow's half is the first in the map's value.
+const _: () = assert!(core::mem::offset_of!(Flow, offer) == 0);

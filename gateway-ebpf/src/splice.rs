@@ -1,0 +1,103 @@
+//! The splice path: what arrives from a pod, wherever it is, goes on to the client's socket.
+//!
+//! Runs on each segment that arrives on the gateway's own connections in UPSTREAMS. A redirected segment
+//! waits for a kernel worker to send it: the daemon must not write to the client before that.
+
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::bindings::sk_action::SK_PASS;
+use aya_ebpf::helpers::{bpf_get_socket_cookie, bpf_loop, bpf_skb_load_bytes};
+use aya_ebpf::macros::stream_verdict;
+use aya_ebpf::programs::SkBuffContext;
+use gateway_common::flow::{Carried, Event, HALF, SPLICE, Tail};
+use gateway_common::framing::Framing;
+use gateway_common::limits::STEPS;
+
+use crate::carry::{Message, carry, step};
+use crate::maps::{CLIENTS, CONNECTIONS, EVENTS};
+
+/// The sk_skb verdict program. There is no parser: with one, what passes would stall.
+#[stream_verdict]
+pub fn splice(ctx: SkBuffContext) -> u32 {
+    // SAFETY: the context is the kernel's.
+    let cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
+    let Some(connection) = CONNECTIONS.get_ptr(&cookie) else { return SK_PASS };
+    // SAFETY: the pointer is to a value of the map. Should the daemon take it out meanwhile and another
+    // connection's take its place, then the cookie of that flow's connection tells.
+    let connection = unsafe { *connection };
+    let (verdict, returned) = carry(&Received { ctx }, connection);
+    if returned {
+        // One record for each time that a flow comes back, and none twice before the daemon has offered
+        // it again: there is room for all of them.
+        let _ = EVENTS.output(Event { connection }, 0);
+    }
+    verdict
+}
+
+struct Received {
+    ctx: SkBuffContext,
+}
+
+impl Message for Received {
+    const PATH: u32 = SPLICE;
+
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        self.ctx.len()
+    }
+
+    #[inline(always)]
+    fn is_readable(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn scan(&self, carried: *mut Carried) {
+        let mut scan = Scan { skb: self.ctx.skb.skb, size: self.size(), carried };
+        // SAFETY: the callback takes what is handed to it here, while both live.
+        unsafe { bpf_loop(STEPS, scan_step as *mut _, (&raw mut scan).cast(), 0) };
+    }
+
+    #[inline(always)]
+    fn redirect(&self, client: u64) -> bool {
+        CLIENTS.redirect_skb(&self.ctx, client, 0) == i64::from(SK_PASS)
+    }
+
+    #[inline(always)]
+    fn keep(&self, tail: &mut Tail, framing: &Framing) {
+        let size = self.size();
+        if size == 0 {
+            return;
+        }
+        tail.make_room(size, framing);
+        // The verifier wants to see that it is not 0.
+        let count = if size < HALF as u32 { size } else { HALF as u32 };
+        // SAFETY: at most 2 * HALF - 1 + HALF bytes, which is what the tail has.
+        unsafe {
+            let into = core::ptr::from_mut(tail).cast::<u8>().add(Tail::BYTES + tail.at());
+            bpf_skb_load_bytes(self.ctx.as_ptr(), size - count, into.cast(), count);
+        }
+    }
+}
+
+struct Scan {
+    skb: *mut __sk_buff,
+    size: u32,
+    carried: *mut Carried,
+}
+
+unsafe extern "C" fn scan_step(_: u32, scan: *mut core::ffi::c_void) -> i64 {
+    // SAFETY: `scan` is the one that Received::scan made, which outlives the loop.
+    let (skb, size, carried) = unsafe {
+        let scan = &*scan.cast::<Scan>();
+        (scan.skb, scan.size, &mut *scan.carried)
+    };
+    let go_on = step(carried, size, |position| {
+        let mut byte = 0_u8;
+        // SAFETY: a byte of this stack.
+        let loaded =
+            unsafe { bpf_skb_load_bytes(skb.cast(), position, (&raw mut byte).cast(), 1) };
+        (loaded == 0).then_some(byte)
+    });
+    i64::from(!go_on)
+}
