@@ -1,7 +1,7 @@
 //! The client's connection: reading without a buffer of its own while idle, writing, and seeing it
 //! leave.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,6 +13,8 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::{sleep, timeout};
 
+use crate::kernel::Receiver;
+
 /// A client's connection, with what it has sent and nobody has read yet.
 #[derive(Debug)]
 pub struct Client {
@@ -22,6 +24,17 @@ pub struct Client {
     pub input: Vec<u8>,
     /// An answer is under way: dropped now, as when the daemon stops, the connection is reset.
     pub answering: bool,
+    /// Bytes that were written to it, by the daemon or by the kernel.
+    pub sent: Cell<u64>,
+    /// The kernel can write to it.
+    pub receiver: Option<Receiver>,
+}
+
+/// The client's side of an answer: writes, and counts what was written.
+#[derive(Debug)]
+pub struct Writer<'a> {
+    half: WriteHalf<'a>,
+    sent: &'a Cell<u64>,
 }
 
 /// A worker's buffer for reads that are handled before the next await: one for all its connections.
@@ -31,7 +44,8 @@ pub struct Scratch(RefCell<Box<[u8]>>);
 impl Client {
     /// A connection just accepted.
     pub fn new(stream: TcpStream) -> Self {
-        Self { stream, input: Vec::new(), answering: false }
+        let (input, sent) = (Vec::new(), Cell::new(0));
+        Self { stream, input, answering: false, sent, receiver: None }
     }
 
     /// Waits for bytes and appends them to `input`. `false`: the client sends no more.
@@ -44,8 +58,9 @@ impl Client {
 
     /// Writes everything.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let (_, writer) = self.stream.split();
-        write_all(&writer, [bytes, &[]]).await
+        let Self { stream, sent, .. } = self;
+        let (_, half) = stream.split();
+        Writer::new(half, sent).write_all([bytes, &[]]).await
     }
 
     /// Takes consumed bytes off the front of `input`, and gives the memory back when nothing is
@@ -88,6 +103,40 @@ impl Client {
     }
 }
 
+impl<'a> Writer<'a> {
+    /// Counts into `sent`.
+    pub fn new(half: WriteHalf<'a>, sent: &'a Cell<u64>) -> Self {
+        Self { half, sent }
+    }
+
+    /// Writes what the socket takes at once.
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.half.try_write(bytes)?;
+        self.count(count as u64);
+        Ok(count)
+    }
+
+    /// Writes everything, in order.
+    pub async fn write_all(&self, parts: [&[u8]; 2]) -> io::Result<()> {
+        write_counted(&self.half, parts, |count| self.count(count as u64)).await
+    }
+
+    /// Counts what somebody else has written.
+    pub fn count(&self, bytes: u64) {
+        self.sent.set(self.sent.get().wrapping_add(bytes));
+    }
+
+    /// Bytes written since the connection was accepted.
+    pub fn sent(&self) -> u64 {
+        self.sent.get()
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> &TcpStream {
+        self.half.as_ref()
+    }
+}
+
 impl Drop for Client {
     fn drop(&mut self) {
         if self.answering {
@@ -123,6 +172,16 @@ impl Scratch {
     }
 }
 
+impl Scratch {
+    /// Reads once, without waiting, and hands the bytes on. 0 is the end of the stream.
+    pub fn try_read(&self, stream: &TcpStream, mut take: impl FnMut(&[u8])) -> io::Result<usize> {
+        let mut memory = self.0.borrow_mut();
+        let count = stream.try_read(&mut memory)?;
+        take(memory.get(..count).unwrap_or_default());
+        Ok(count)
+    }
+}
+
 impl Default for Scratch {
     fn default() -> Self {
         Self::new()
@@ -151,6 +210,15 @@ pub async fn gone(reader: &mut ReadHalf<'_>, input: &mut Vec<u8>, scratch: &Scra
 
 /// Writes everything, in order.
 pub async fn write_all(writer: &WriteHalf<'_>, parts: [&[u8]; 2]) -> io::Result<()> {
+    write_counted(writer, parts, |_| {}).await
+}
+
+/// Dropped while it waits, what has been written is counted.
+async fn write_counted(
+    writer: &WriteHalf<'_>,
+    parts: [&[u8]; 2],
+    counted: impl Fn(usize),
+) -> io::Result<()> {
     let [mut first, mut second] = parts;
     while !first.is_empty() || !second.is_empty() {
         let count = match writer.try_write_vectored(&[IoSlice::new(first), IoSlice::new(second)]) {
@@ -162,6 +230,7 @@ pub async fn write_all(writer: &WriteHalf<'_>, parts: [&[u8]; 2]) -> io::Result<
             }
             Err(error) => return Err(error),
         };
+        counted(count);
         let of_first = count.min(first.len());
         first = first.get(of_first..).unwrap_or_default();
         second = second.get(count - of_first..).unwrap_or_default();

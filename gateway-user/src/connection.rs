@@ -192,6 +192,7 @@ async fn inference(
         body: bytes,
         reserved,
         adapter: target.adapter.as_deref(),
+        stream: fields.stream,
         to_head: false,
         side,
     };

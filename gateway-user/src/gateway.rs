@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::error::Refusal;
+use crate::flow::path::Paths;
 use crate::metrics::{Build, Format, GatewayMetrics, Metrics, PodSample};
 use crate::pool::Pool;
 use crate::route::Routes;
@@ -20,6 +21,8 @@ use crate::route::Routes;
 pub struct Gateway {
     /// The configuration in force.
     pub config: Config,
+    /// How the kernel carries responses.
+    pub paths: Paths,
     /// The pools, in the order of the configuration.
     pub pools: Vec<Arc<Pool>>,
     /// What is counted, with the handles by pool and listener.
@@ -54,7 +57,7 @@ pub struct RequestId(Box<str>);
 
 impl Gateway {
     /// The state of a daemon that is about to start.
-    pub fn new(config: Config, seed: u64) -> Self {
+    pub fn new(config: Config, paths: Paths, seed: u64) -> Self {
         // The metrics show the pools, and the pools count into the metrics.
         let shown: Arc<OnceLock<Vec<Arc<Pool>>>> = Arc::default();
         let metrics = Metrics::new(BUILD, {
@@ -72,6 +75,7 @@ impl Gateway {
         let gateway = Self {
             routes: ArcSwap::default(),
             config,
+            paths,
             pools,
             counted: metrics.gateway(),
             metrics,

@@ -14,7 +14,9 @@ use tracing::{info, warn};
 
 use crate::admin::{self, Admin};
 use crate::config::{Config, Loaded};
+use crate::flow::path::Paths;
 use crate::gateway::Gateway;
+use crate::kernel::Flows;
 use crate::listen::{self, bind, bind_all, bind_alone};
 use crate::metrics::Arrival;
 use crate::observe::{self, Target};
@@ -35,7 +37,8 @@ pub fn run(loaded: Loaded) -> anyhow::Result<()> {
     let mut bound = bind_listeners(&config, workers)?;
     let admin = bind_alone(config.admin)
         .with_context(|| format!("admin: cannot listen on {}", config.admin))?;
-    let gateway = Arc::new(Gateway::new(config, fastrand::u64(..)));
+    let paths = Paths::start(&config, &ports(&bound));
+    let gateway = Arc::new(Gateway::new(config, paths, fastrand::u64(..)));
     let steered = Rc::new(Steered::start(&gateway.config, &mut bound));
     if !steered.is_on() {
         bind_virtual(&mut bound);
@@ -60,6 +63,21 @@ pub fn run(loaded: Loaded) -> anyhow::Result<()> {
     }
     info!("stopped; {cut} connections were cut");
     Ok(())
+}
+
+/// Where clients arrive.
+fn ports(bound: &[Bound]) -> Vec<u16> {
+    let virtual_ports = |bound: &Bound| {
+        let addresses = bound.listener.virtual_addresses.clone();
+        addresses.into_iter().map(|address| address.port)
+    };
+    let mut ports: Vec<u16> = bound
+        .iter()
+        .flat_map(|bound| std::iter::once(bound.address.port()).chain(virtual_ports(bound)))
+        .collect();
+    ports.sort_unstable();
+    ports.dedup();
+    ports
 }
 
 fn bind_listeners(config: &Config, workers: usize) -> anyhow::Result<Vec<Bound>> {
@@ -154,7 +172,8 @@ async fn control(
             (Arc::clone(gateway), Rc::clone(steered), Rc::clone(&changed));
         spawn_local(async move { steered.publish(&gateway, &changed).await })
     };
-    if let Some(log) = steered.take_log() {
+    let flows = gateway.paths.flows.as_ref();
+    for log in [steered.take_log(), flows.and_then(Flows::take_log)].into_iter().flatten() {
         spawn_local(log.follow());
     }
     let mut stopped = gateway.stop_signal();

@@ -7,17 +7,31 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
+use crate::flow::path::Paths;
+use crate::kernel::Link;
+use crate::metrics::PathReason;
 use crate::pool::{Pod, PodId};
 
 /// A worker's connections to pods.
 #[derive(Debug, Default)]
 pub struct Upstreams {
-    idle: RefCell<HashMap<PodId, Vec<Idle>>>,
+    idle: RefCell<HashMap<(PodId, Use), Vec<Idle>>>,
+}
+
+/// What a connection is for. Those for streams are known to the kernel, which costs a little at each
+/// message; those for other answers are ordinary ones.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Use {
+    /// Answers that come at once.
+    Answers,
+    /// Streams.
+    Streams,
 }
 
 /// A connection to a pod, for one request.
@@ -28,42 +42,70 @@ pub struct Upstream {
     /// It has carried a request before: if it fails before a byte of the answer, the pod may just have
     /// closed it, and the request may be sent again on a new one.
     pub reused: bool,
+    /// Bytes read from it since it was made.
+    pub received: u64,
+    /// Its link, or why it has none.
+    pub link: Result<Link, PathReason>,
 }
 
 #[derive(Debug)]
 struct Idle {
-    stream: TcpStream,
+    upstream: Upstream,
     since: Instant,
+}
+
+impl Upstream {
+    /// Its link, which it has no more then.
+    pub fn take_link(&mut self) -> Option<Link> {
+        std::mem::replace(&mut self.link, Err(PathReason::Unfit)).ok()
+    }
 }
 
 impl Upstreams {
     /// An idle connection to `pod` that has not been closed, if there is one.
-    pub fn idle(&self, pod: &Pod, now: Instant) -> Option<Upstream> {
+    pub fn idle(&self, pod: &Pod, usage: Use, now: Instant) -> Option<Upstream> {
         let mut idle = self.idle.borrow_mut();
-        let kept = idle.get_mut(&pod.id)?;
-        while let Some(Idle { stream, since }) = kept.pop() {
-            if now.saturating_duration_since(since) < KEEP_IDLE && is_quiet(&stream) {
-                return Some(Upstream { stream, reused: true });
+        let kept = idle.get_mut(&(pod.id, usage))?;
+        while let Some(Idle { upstream, since }) = kept.pop() {
+            if now.saturating_duration_since(since) < KEEP_IDLE && is_quiet(&upstream.stream) {
+                return Some(Upstream { reused: true, ..upstream });
             }
         }
         None
     }
 
-    /// A new connection to `pod`.
-    pub async fn connect(&self, pod: &Pod, within: Duration) -> io::Result<Upstream> {
-        let stream = match timeout(within, TcpStream::connect(pod.address)).await {
+    /// A new connection to `pod`, for streams if there are `paths` that carry them.
+    pub async fn connect(
+        &self,
+        pod: &Pod,
+        within: Duration,
+        paths: Option<&Paths>,
+    ) -> io::Result<Upstream> {
+        let socket = match pod.address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // Before it is connected, so that the pod's end is recognised and no byte goes uncounted.
+        let mut link = match paths {
+            Some(paths) => paths.link(&socket),
+            None => Err(PathReason::Short),
+        };
+        let stream = match timeout(within, socket.connect(pod.address)).await {
             Ok(connected) => connected?,
             Err(_) => return Err(io::Error::from(io::ErrorKind::TimedOut)),
         };
         // A request is written whole; Nagle could only delay its end.
         stream.set_nodelay(true)?;
-        Ok(Upstream { stream, reused: false })
+        if let Some(paths) = paths {
+            link = link.and_then(|link| paths.settle(link, &stream));
+        }
+        Ok(Upstream { stream, reused: false, received: 0, link })
     }
 
     /// Keeps a connection whose response was complete.
-    pub fn keep(&self, pod: PodId, upstream: Upstream, now: Instant) {
+    pub fn keep(&self, pod: PodId, usage: Use, upstream: Upstream, now: Instant) {
         let mut idle = self.idle.borrow_mut();
-        idle.entry(pod).or_default().push(Idle { stream: upstream.stream, since: now });
+        idle.entry((pod, usage)).or_default().push(Idle { upstream, since: now });
     }
 
     /// Closes what has been idle for too long. Called about once a second.
@@ -99,7 +141,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (far, _) = listener.accept().await.unwrap();
-        (Upstream { stream: near, reused: false }, far)
+        (Upstream { stream: near, reused: false, received: 0, link: Err(PathReason::Short) }, far)
     }
 
     fn pods() -> Vec<Arc<Pod>> {
@@ -113,14 +155,14 @@ mod tests {
         let now = Instant::now();
         let (near, _far) = pair().await;
         let address = near.stream.local_addr().unwrap();
-        upstreams.keep(pods[0].id, near, now);
-        assert!(upstreams.idle(&pods[1], now).is_none(), "another pod's");
-        let kept = upstreams.idle(&pods[0], now + KEEP_IDLE - Duration::from_millis(1)).unwrap();
+        upstreams.keep(pods[0].id, Use::Answers, near, now);
+        assert!(upstreams.idle(&pods[1], Use::Answers, now).is_none(), "another pod's");
+        let kept = upstreams.idle(&pods[0], Use::Answers, now + KEEP_IDLE - Duration::from_millis(1)).unwrap();
         assert!(kept.reused);
         assert_eq!(kept.stream.local_addr().unwrap(), address);
-        assert!(upstreams.idle(&pods[0], now).is_none(), "it was taken");
-        upstreams.keep(pods[0].id, kept, now);
-        assert!(upstreams.idle(&pods[0], now + KEEP_IDLE).is_none(), "the pod may close it now");
+        assert!(upstreams.idle(&pods[0], Use::Answers, now).is_none(), "it was taken");
+        upstreams.keep(pods[0].id, Use::Answers, kept, now);
+        assert!(upstreams.idle(&pods[0], Use::Answers, now + KEEP_IDLE).is_none(), "the pod may close it now");
     }
 
     #[tokio::test]
@@ -131,12 +173,12 @@ mod tests {
         let (old, mut old_far) = pair().await;
         let (new, _new_far) = pair().await;
         let address = new.stream.local_addr().unwrap();
-        upstreams.keep(pods[0].id, old, now);
-        upstreams.keep(pods[0].id, new, now + Duration::from_secs(1));
+        upstreams.keep(pods[0].id, Use::Answers, old, now);
+        upstreams.keep(pods[0].id, Use::Answers, new, now + Duration::from_secs(1));
         upstreams.sweep(now + KEEP_IDLE);
         // Closed, not forgotten: the pod sees its end.
         assert_eq!(tokio::io::AsyncReadExt::read(&mut old_far, &mut [0; 1]).await.unwrap(), 0);
-        let kept = upstreams.idle(&pods[0], now + KEEP_IDLE).unwrap();
+        let kept = upstreams.idle(&pods[0], Use::Answers, now + KEEP_IDLE).unwrap();
         assert_eq!(kept.stream.local_addr().unwrap(), address);
         upstreams.sweep(now + 2 * KEEP_IDLE);
         assert!(upstreams.idle.borrow().is_empty());
@@ -157,10 +199,10 @@ mod tests {
             stream.readable().await.unwrap();
         }
         for upstream in [quiet, closed, talks] {
-            upstreams.keep(pods[0].id, upstream, now);
+            upstreams.keep(pods[0].id, Use::Answers, upstream, now);
         }
-        let kept = upstreams.idle(&pods[0], now).unwrap();
+        let kept = upstreams.idle(&pods[0], Use::Answers, now).unwrap();
         assert_eq!(kept.stream.local_addr().unwrap(), address);
-        assert!(upstreams.idle(&pods[0], now).is_none());
+        assert!(upstreams.idle(&pods[0], Use::Answers, now).is_none());
     }
 }

@@ -54,6 +54,8 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
         outcome: exchange.outcome,
         rejection: exchange.rejection,
         flow: exchange.path,
+        relayed_bytes: exchange.bytes.relayed,
+        carried_bytes: exchange.carried,
         duration: now.saturating_duration_since(started),
         ttft: exchange.stream.then(|| between(Some(started), exchange.first_received)).flatten(),
         decode: exchange

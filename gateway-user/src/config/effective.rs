@@ -71,6 +71,7 @@ impl Builder<'_> {
             self.note(&top.field("status"), "has no effect: it is what a cluster reported");
         }
         let steering = spec.kernel.steering;
+        let kernel = self.kernel(&spec.kernel, &path.field("kernel").field("paths"));
         self.check_bbr(&spec, &path);
         self.check_profiles(&spec, &path);
         let admin = SocketAddr::new(spec.admin.address, spec.admin.port);
@@ -78,11 +79,25 @@ impl Builder<'_> {
             name: metadata.name,
             listeners: self.listeners(spec.listeners, admin, steering, &path.field("listeners")),
             admin,
-            kernel: Kernel { steering, log: spec.kernel.log_level },
+            kernel,
             limits: self.limits(&spec.limits, spec.bbr.max_request_body_bytes, &path),
             schedulers: self.schedulers(spec.schedulers, &path.field("schedulers")),
             workers: usize::try_from(spec.workers).unwrap_or(usize::MAX),
             access_log: spec.access_log,
+        }
+    }
+
+    fn kernel(&mut self, kernel: &document::Kernel, path: &Path) -> Kernel {
+        let document::Kernel { steering, log_level, paths } = kernel;
+        if !paths.contains(&document::FlowPath::Relay) {
+            let text = "must name relay: what the kernel cannot carry has no other way";
+            self.fail(path, &[], text);
+        }
+        Kernel {
+            steering: *steering,
+            log: *log_level,
+            local: paths.contains(&document::FlowPath::Local),
+            splice: paths.contains(&document::FlowPath::Splice),
         }
     }
 

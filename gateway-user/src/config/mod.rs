@@ -137,6 +137,10 @@ pub struct Kernel {
     pub steering: Steering,
     /// How much the kernel programs say in the log.
     pub log: KernelLog,
+    /// Responses of pods on this node may go from their sockets to the clients'.
+    pub local: bool,
+    /// Responses may go from the gateway's connections to the clients' within the kernel.
+    pub splice: bool,
 }
 
 /// Whether sk_lookup steers connections to the workers.

@@ -1,7 +1,7 @@
 //! The effective configuration as a document with every default, which reads back as the same
 //! configuration.
 
-use super::document::{
+use super::document::{FlowPath, 
     Admin, ApiVersion, AppProtocol, Bbr, InferenceGatewayConfig, Kernel, Kind, Limits, Listener,
     Metadata, Metrics, Mode, Pod, Protocol, SaturationLimits, Scheduler, Spec, VirtualAddress,
     WeightMap,
@@ -43,7 +43,14 @@ impl Config {
             kernel: Kernel {
                 steering: self.kernel.steering,
                 log_level: self.kernel.log,
-                paths: None,
+                paths: [
+                    self.kernel.local.then_some(FlowPath::Local),
+                    self.kernel.splice.then_some(FlowPath::Splice),
+                    Some(FlowPath::Relay),
+                ]
+                .into_iter()
+                .flatten()
+                .collect(),
             },
             limits: limits(&self.limits),
             workers: count(self.workers),

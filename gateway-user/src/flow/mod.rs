@@ -1,11 +1,13 @@
 //! One response on its way from a pod to a client. It ends exactly once, with one outcome.
 //!
 //! [`exchange`] reserves a place, sends, and looks at the first content; while nothing has been passed on,
-//! another pod may take over unseen. [`relay`] carries the rest.
+//! another pod may take over unseen. [`carry`] brings the rest, with the [`carrier`] of its [`path`].
 
+pub mod carrier;
+pub mod carry;
 pub mod head;
 pub mod hold;
-pub mod relay;
+pub mod path;
 pub mod send;
 
 use std::io;
@@ -17,17 +19,21 @@ use tracing::{debug, warn};
 
 use crate::account::tail::Tail;
 use crate::admit;
-use crate::client::Client;
+use crate::client::{Client, Writer};
 use crate::error::Refusal;
+use crate::flow::carrier::{Local, Relay, Splice};
+use crate::flow::carry::{Begun, Delivered, To, carry};
 use crate::flow::head::ClientSide;
 use crate::flow::hold::Trouble;
-use crate::flow::relay::Relayed;
+use crate::flow::path::{Bytes, Plan, Response};
 use crate::flow::send::{Answer, Failure, Watch};
 use crate::gateway::Memory;
+use crate::kernel;
 use crate::listen::Worker;
 use crate::metrics::{Outcome, Path, PathReason, Rejection};
 use crate::pool::{Ask, Place, Pod, PodId, Pool};
 use crate::schedule::NoPod;
+use crate::upstream::Use;
 
 /// A request that is ready to be sent.
 #[derive(Debug)]
@@ -40,6 +46,8 @@ pub struct Request<'a> {
     pub reserved: Memory,
     /// The adapter that it names.
     pub adapter: Option<&'a str>,
+    /// The answer is asked for as a stream.
+    pub stream: bool,
     /// It was a HEAD: the answer has no body.
     pub to_head: bool,
     /// How the client takes the answer.
@@ -57,6 +65,10 @@ pub struct Exchange {
     pub rejection: Option<Rejection>,
     /// What carried the answer, and why that.
     pub path: Option<(Path, PathReason)>,
+    /// Which way the bytes of its body went.
+    pub bytes: Bytes,
+    /// Those that the kernel carried, and along which path.
+    pub carried: Option<(Path, u64)>,
     /// The client's connection can carry another request.
     pub keep_alive: bool,
     /// The pod that answered, or was asked last.
@@ -246,17 +258,50 @@ async fn pass(
     worker: &Worker,
 ) -> Exchange {
     // No other pod will need the body, and the answer may take minutes.
+    let usage = request.usage();
     let Request { side, head, body, reserved, .. } = request;
     drop((head, body, reserved));
     let (status, stream) = (answer.head.status, answer.head.event_stream);
     let (sent, first_received) = (answer.sent, answer.received);
     // What was wrong before the content has been counted.
     let was_fine = answer.trouble.is_none();
-    let Client { stream: socket, input, .. } = &mut *client;
-    let (reader, writer) = socket.split();
+    let Answer { mut upstream, head, body, framing, excess, tail, closed, received, .. } = answer;
+    let response =
+        Response { event_stream: stream, unchanged: !(head.chunked && side.http10) };
+    let mut plan = Plan::new(response, upstream.link.as_ref().map_err(|reason| *reason));
+    if let Plan::Kernel(_) = plan
+        && client.receiver.is_none()
+    {
+        match worker.gateway.paths.receiver(&client.stream) {
+            Ok(receiver) => client.receiver = Some(receiver),
+            Err(reason) => plan = Plan::Relay(reason),
+        }
+    }
+    let begun = Begun { head, body, framing, excess, tail, closed, received };
+    let Client { stream: socket, input, sent: counted, receiver, .. } = &mut *client;
+    let (reader, half) = socket.split();
     let watch = Watch { reader, input, scratch: &worker.scratch };
-    let Relayed { mut outcome, keep_alive, reset, chunks, tail, first_written, last_received } =
-        relay::relay(answer, place.pod.id, side, watch, &writer, worker).await;
+    let to = To { side, watch, writer: Writer::new(half, counted), worker };
+    let kernel = match (plan, receiver) {
+        (Plan::Kernel(path), Some(receiver)) => upstream
+            .take_link()
+            .map(|link| (path, link, &*receiver)),
+        _ => None,
+    };
+    let delivered = match kernel {
+        Some((kernel::Path::Local, link, receiver)) => {
+            carry(begun, Local::new(upstream, link, receiver), to).await
+        }
+        Some((kernel::Path::Splice, link, receiver)) => {
+            carry(begun, Splice::new(upstream, link, receiver), to).await
+        }
+        None => carry(begun, Relay { upstream }, to).await,
+    };
+    let Delivered { mut outcome, keep_alive, reset, chunks, bytes, tail, .. } = delivered;
+    let Delivered { first_written, last_received, .. } = delivered;
+    if let Some(upstream) = delivered.upstream {
+        worker.upstreams.keep(place.pod.id, usage, upstream, Instant::now());
+    }
     if reset {
         client.reset_on_close();
     }
@@ -270,8 +315,9 @@ async fn pass(
         outcome,
         status,
         rejection: None,
-        // The kernel paths come with a later release.
-        path: Some((Path::Relay, PathReason::Off)),
+        path: Some(plan.outcome(bytes)),
+        bytes,
+        carried: plan.path().map(|path| (path, bytes.carried)),
         keep_alive,
         pod: Some(Arc::clone(&place.pod)),
         retries: retries as u32,
@@ -285,6 +331,13 @@ async fn pass(
     }
 }
 
+impl Request<'_> {
+    /// What its connection to a pod is for.
+    fn usage(&self) -> Use {
+        if self.stream { Use::Streams } else { Use::Answers }
+    }
+}
+
 impl Exchange {
     fn without_answer(outcome: Outcome, pod: Option<&Arc<Pod>>, retries: usize) -> Self {
         Self {
@@ -292,6 +345,8 @@ impl Exchange {
             status: 0,
             rejection: None,
             path: None,
+            bytes: Bytes::default(),
+            carried: None,
             keep_alive: false,
             pod: pod.cloned(),
             retries: retries as u32,

@@ -14,7 +14,7 @@ use crate::flow::head::{self, ResponseHead};
 use crate::flow::hold::{self, ENOUGH, Trouble, Verdict};
 use crate::listen::Worker;
 use crate::pool::Place;
-use crate::upstream::Upstream;
+use crate::upstream::{Upstream, Use};
 
 /// A response whose content has begun, or that another pod should better give.
 #[derive(Debug)]
@@ -100,13 +100,15 @@ pub async fn send(
     watch: &mut Watch<'_>,
     worker: &Worker,
 ) -> Result<Answer, Failure> {
-    if let Some(kept) = worker.upstreams.idle(&place.pod, Instant::now()) {
+    let usage = request.usage();
+    if let Some(kept) = worker.upstreams.idle(&place.pod, usage, Instant::now()) {
         match attempt(request, kept, watch, worker).await {
             Err(Failure::Broke { received: false, .. }) => {}
             other => return other,
         }
     }
-    let connect = worker.upstreams.connect(&place.pod, worker.limits().connect_timeout);
+    let paths = (usage == Use::Streams).then_some(&worker.gateway.paths);
+    let connect = worker.upstreams.connect(&place.pod, worker.limits().connect_timeout, paths);
     let fresh = tokio::select! {
         connected = connect => connected.map_err(Failure::of_connecting)?,
         () = watch.gone() => return Err(Failure::ClientGone),
@@ -136,6 +138,7 @@ async fn attempt(
     };
     let sent = Instant::now();
     let mut held = Held::new(request.to_head);
+    let mut received = upstream.received;
     loop {
         let mut step = Ok(Verdict::Wait);
         let read = worker.scratch.read(&mut reader, |bytes| step = held.push(bytes));
@@ -145,7 +148,8 @@ async fn attempt(
             () = watch.gone() => return Err(Failure::ClientGone),
             () = &mut deadline => return Err(Failure::Timeout(within)),
         };
-        read.map_err(|error| held.broke(Some(error)))?;
+        let count = read.map_err(|error| held.broke(Some(error)))?;
+        received += count as u64;
         let trouble = match step? {
             Verdict::Wait => continue,
             Verdict::Release => None,
@@ -156,7 +160,7 @@ async fn attempt(
         };
         head.reusable &= !early;
         return Ok(Answer {
-            upstream,
+            upstream: Upstream { received, ..upstream },
             head,
             body: held.raw,
             framing: held.framing,

@@ -12,12 +12,13 @@ use std::io::{self, PipeWriter};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use aya::Ebpf;
 use aya::maps::{HashMap, MapData, MapError, SockHash};
 use gateway_common::enrol::{Pair, Pairing, mapped};
-use gateway_common::flow::{Carried, Connection, Flow, LOCAL, MAX_FLOWS, Offer, SPLICE, Tail};
+use gateway_common::flow::{Carried, Connection, Flow, KERNEL, LOCAL, MAX_FLOWS, Offer, SPLICE, Tail};
 use gateway_common::framing::Framing;
 use gateway_common::limits::{SEND_BUFFER, WINDOW};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -102,8 +103,8 @@ struct Inner {
     _ebpf: Ebpf,
     // Held, as its sockets' program is attached to it.
     _pods: SockHash<MapData, u32>,
-    local: bool,
-    splice: bool,
+    local: AtomicBool,
+    splice: AtomicBool,
     flows: SharedArray<Flow>,
     tails: SharedArray<Tail>,
     connections: Mutex<HashMap<MapData, u64, Connection>>,
@@ -192,8 +193,8 @@ impl Flows {
         reader.start(Arc::clone(&returned)).map_err(system("start the thread for events"))?;
         let reader_of_log = KernelLogReader::take(&mut ebpf);
         let inner = Inner {
-            local: works.local.is_ok(),
-            splice: works.splice.is_ok(),
+            local: works.local.is_ok().into(),
+            splice: works.splice.is_ok().into(),
             flows: load::share(&mut ebpf, "FLOWS", MAX_FLOWS)?,
             tails: load::share(&mut ebpf, "TAILS", MAX_FLOWS)?,
             connections: Mutex::new(load::take(&mut ebpf, "CONNECTIONS")?),
@@ -256,6 +257,15 @@ impl Flows {
         Ok(receiver)
     }
 
+    /// Uses this path for no connection from now on.
+    pub fn leave_out(&self, path: Path) {
+        let left_out = match path {
+            Path::Local => &self.inner.local,
+            Path::Splice => &self.inner.splice,
+        };
+        left_out.store(false, Ordering::Relaxed);
+    }
+
     /// What is in use. Asks the kernel for every entry: for status pages and tests.
     pub fn usage(&self) -> Usage {
         let inner = &self.inner;
@@ -277,16 +287,12 @@ impl std::fmt::Debug for Flows {
 impl Link {
     /// Finds out how the kernel can carry this connection's responses, now that `socket` is connected. Called
     /// again later it may find a pod's end that had not been there yet.
-    pub fn settle(
-        &mut self,
-        socket: &impl AsFd,
-        allowed: impl Fn(Path) -> bool,
-    ) -> Result<Option<Path>, LinkError> {
+    pub fn settle(&mut self, socket: &impl AsFd) -> Result<Option<Path>, LinkError> {
         if self.path.is_some() {
             return Ok(self.path);
         }
         let flows = &self.flows;
-        let enrolled = flows.local && self.carried().enrolled != 0;
+        let enrolled = flows.local.load(Ordering::Relaxed) && self.carried().enrolled != 0;
         if !enrolled && self.pair.is_none() {
             let of = SockRef::from(socket);
             let ends = (of.local_addr()?.as_socket(), of.peer_addr()?.as_socket());
@@ -297,9 +303,9 @@ impl Link {
                 self.pair = Some(pair);
             }
         }
-        if enrolled && allowed(Path::Local) {
+        if enrolled {
             self.path = Some(Path::Local);
-        } else if flows.splice && allowed(Path::Splice) {
+        } else if flows.splice.load(Ordering::Relaxed) {
             let mut upstreams = flows.upstreams.lock();
             upstreams.insert(self.connection.slot, socket.as_fd().as_raw_fd(), 0)?;
             self.path = Some(Path::Splice);
@@ -332,9 +338,19 @@ impl Link {
         self.flows.flows.write_words(slot, &offer.sealed(generation).words());
     }
 
+    /// How the kernel carries this connection's responses, if it can.
+    pub fn path(&self) -> Option<Path> {
+        self.path
+    }
+
     /// Whether the kernel has taken the last offer.
     pub fn is_taken(&self) -> bool {
         self.turn != 0 && self.carried().adopted == self.turn
+    }
+
+    /// Whether the kernel is carrying.
+    pub fn is_carrying(&self) -> bool {
+        self.carried().mode == KERNEL
     }
 
     /// The kernel's half of the flow. While the kernel carries, its parts may be of different moments.

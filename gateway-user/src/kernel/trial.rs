@@ -52,7 +52,7 @@ pub fn trial(flows: &Flows, path: Path) -> Result<(), Failed> {
         }
     };
     let (mut pod, _) = pods.accept()?;
-    if link.settle(&upstream, |allowed| allowed == path)? != Some(path) {
+    if link.settle(&upstream)? != Some(path) {
         return Err(Failed::NotFound);
     }
     let mut upstream = TcpStream::from(upstream);

@@ -123,7 +123,7 @@ fn steering_and_flow(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Resul
     for (path, reasons) in gateway.responses.iter() {
         family.add_each(Some(path.as_str()), reasons)?;
     }
-    Ok(())
+    writer.family(&metric::FLOW_BYTES)?.add_each(None, &gateway.bytes)
 }
 
 /// Over the pods whose usage is known; `None` without any.

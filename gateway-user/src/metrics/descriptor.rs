@@ -120,6 +120,8 @@ describe! {
 
     /// Answers, by what carried the body and why that.
     FLOW_RESPONSES: Counter "flow_responses" ["path", "reason"];
+    /// Bytes of answers' bodies with their framing, by what carried them.
+    FLOW_BYTES: Counter "flow_bytes" ["path"];
 
     /// Always 1; its labels say what is running.
     BUILD: Gauge "build_info" ["version", "revision"];

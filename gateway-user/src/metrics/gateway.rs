@@ -25,6 +25,7 @@ pub struct GatewayMetrics {
     pub(super) overhead: Histogram,
     pub(super) refused: ByLabel<Refusal, Counter>,
     pub(super) responses: ByLabel<Path, ByLabel<PathReason, Counter>>,
+    pub(super) bytes: ByLabel<Path, Counter>,
     recent: Mutex<Window>,
     start: Instant,
 }
@@ -39,6 +40,7 @@ impl GatewayMetrics {
             overhead: Histogram::new(OVERHEAD),
             refused: ByLabel::default(),
             responses: ByLabel::default(),
+            bytes: ByLabel::default(),
             recent: Mutex::default(),
             start: Instant::now(),
         }
@@ -53,6 +55,12 @@ impl GatewayMetrics {
     pub(super) fn finished(&self, record: &Record) {
         if let Some((path, reason)) = record.flow {
             count(self.responses.get(path).and_then(|reasons| reasons.get(reason)));
+        }
+        let relayed = (Path::Relay, record.relayed_bytes);
+        for (path, bytes) in [Some(relayed), record.carried_bytes].into_iter().flatten() {
+            if let Some(counter) = self.bytes.get(path) {
+                counter.inc_by(bytes);
+            }
         }
         if let Some(overhead) = record.overhead {
             self.overhead.observe(overhead.as_secs_f64());

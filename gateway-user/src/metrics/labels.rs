@@ -129,7 +129,7 @@ labels! {
     PathReason {
         /// It is the fastest for where the pod is.
         Best = "best",
-        /// Kernel paths are turned off, or, in this release, not there yet.
+        /// The kernel's path to that pod is turned off.
         Off = "off",
         /// The kernel or the rights of the process do not suffice.
         Unfit = "unfit",
@@ -137,7 +137,7 @@ labels! {
         Tls = "tls",
         /// The client or the pod speaks HTTP/2.
         Http2 = "http2",
-        /// The answer is not streamed: too short to be worth it.
+        /// The answer is not a stream, or was over before the kernel could take it.
         Short = "short",
         /// The answer must be changed on its way.
         Rewritten = "rewritten",

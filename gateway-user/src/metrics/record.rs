@@ -15,6 +15,10 @@ pub struct Record {
     pub rejection: Option<Rejection>,
     /// What carried the answer's body and why that; `None` when no pod answered.
     pub flow: Option<(Path, PathReason)>,
+    /// Bytes of the answer's body that the daemon relayed, with their framing.
+    pub relayed_bytes: u64,
+    /// Bytes of it that the kernel carried, and along which path.
+    pub carried_bytes: Option<(Path, u64)>,
     /// From the request's first byte to the answer's last.
     pub duration: Duration,
     /// From the request's first byte to the first token.

@@ -15,6 +15,8 @@ pub(super) fn record(outcome: Outcome) -> Record {
         outcome,
         rejection: None,
         flow: None,
+        relayed_bytes: 0,
+        carried_bytes: None,
         duration: Duration::from_millis(800),
         ttft: None,
         decode: None,

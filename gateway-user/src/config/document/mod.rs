@@ -259,7 +259,7 @@ impl Default for Admin {
 }
 
 /// What the kernel may do.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Kernel {
     /// Whether sk_lookup steers connections to the workers.
@@ -268,23 +268,34 @@ pub struct Kernel {
     /// How much the kernel programs say in the log.
     #[serde(default)]
     pub log_level: KernelLog,
-    /// How a response may travel.
-    // A note: relay does the same, only more slowly.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 3), extend("x-note" = "has no effect in this version: \
-        responses travel by relay"))]
-    pub paths: Option<Vec<FlowPath>>,
+    /// How a response may travel: by the first of `local`, `splice` and `relay` that fits it and is named here,
+    /// in whichever order. `relay` must be among them.
+    #[serde(default = "Kernel::paths")]
+    #[schemars(length(min = 1, max = 3))]
+    pub paths: Vec<FlowPath>,
+}
+
+impl Kernel {
+    fn paths() -> Vec<FlowPath> {
+        vec![FlowPath::Local, FlowPath::Splice, FlowPath::Relay]
+    }
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        Self { steering: Steering::default(), log_level: KernelLog::default(), paths: Self::paths() }
+    }
 }
 
 /// How a response travels from a pod to a client.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FlowPath {
-    /// Within the kernel, on one host.
+    /// Within the kernel, from the pod's own socket: for pods on the gateway's node.
     Local,
-    /// Within the kernel.
+    /// Within the kernel, from the gateway's socket: for pods anywhere.
     Splice,
-    /// Through the gateway; always works.
+    /// Through the gateway's process; always works.
     Relay,
 }
 

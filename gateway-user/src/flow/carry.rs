@@ -1,0 +1,273 @@
+//! Carries an answer to the client: the daemon's loop of reading and writing, whatever carries beside it.
+//!
+//! With [`crate::flow::carrier::Relay`] it is all there is, it always works, and it is what the other carriers
+//! are compared with.
+
+use std::io;
+
+use gateway_common::framing::{Framing, Malformed};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::account::tail::Tail;
+use crate::client::Writer;
+use crate::flow::carrier::{Carrier, Returned};
+use crate::flow::head::{ClientSide, ResponseHead};
+use crate::flow::path::Bytes;
+use crate::flow::send::Watch;
+use crate::listen::Worker;
+use crate::metrics::Outcome;
+use crate::upstream::Upstream;
+
+/// An answer whose content has begun, apart from the connection that it comes on.
+#[derive(Debug)]
+pub struct Begun {
+    /// Its head.
+    pub head: ResponseHead,
+    /// What has arrived of the body, with its framing.
+    pub body: Vec<u8>,
+    /// Where the framing stands behind it.
+    pub framing: Framing,
+    /// Bytes came behind the body's end.
+    pub excess: bool,
+    /// The last payload so far.
+    pub tail: Tail,
+    /// The connection has ended, and with it the body.
+    pub closed: bool,
+    /// When the last bytes of `body` came.
+    pub received: Instant,
+}
+
+/// Where an answer goes.
+#[derive(Debug)]
+pub struct To<'a> {
+    /// How the client takes it.
+    pub side: ClientSide<'a>,
+    /// The client, watched.
+    pub watch: Watch<'a>,
+    /// The client's socket.
+    pub writer: Writer<'a>,
+    /// Whose it is.
+    pub worker: &'a Worker,
+}
+
+/// How an answer went.
+#[derive(Debug)]
+pub struct Delivered {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The client's connection can carry another request.
+    pub keep_alive: bool,
+    /// The end must be a reset: the client takes any other end for the end of the body.
+    pub reset: bool,
+    /// Chunks of the body.
+    pub chunks: u64,
+    /// Which way the body's bytes went.
+    pub bytes: Bytes,
+    /// The last payload.
+    pub tail: Tail,
+    /// When the head and the first content had been written.
+    pub first_written: Instant,
+    /// When the last bytes came.
+    pub last_received: Instant,
+    /// The connection, if it can be used for another request.
+    pub upstream: Option<Upstream>,
+}
+
+/// Carries the whole answer to the client.
+pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Delivered {
+    let Begun { head, body, framing, excess, tail, mut closed, received } = begun;
+    let To { side, mut watch, writer, worker } = to;
+    let pause = worker.limits().stream_idle_timeout;
+    let mut out = Vec::with_capacity(body.len() + 1024);
+    let (raw, keep_alive) = head.write(side, &mut out);
+    if raw || !head.chunked {
+        out.extend_from_slice(&body);
+    } else {
+        // Held bytes are well formed: `begun` was made by running the same machine over them.
+        let _ = head.framing.clone().run(&body, |payload| out.extend_from_slice(payload));
+    }
+    let mut state = State {
+        framing,
+        tail,
+        excess,
+        dechunk: head.chunked && !raw,
+        bytes: Bytes { relayed: body.len() as u64, ..Bytes::default() },
+        on_their_way: false,
+        last_received: received,
+    };
+    drop(body);
+    let write = timeout(pause, writer.write_all([&out, &[]]));
+    let written = tokio::select! {
+        biased;
+        written = write => written,
+        () = watch.gone() => Ok(Err(io::ErrorKind::ConnectionAborted.into())),
+    };
+    drop(out);
+    let first_written = Instant::now();
+    let mut end = match written {
+        Ok(Ok(())) => None,
+        // Failed, or not taken for so long: a client that does not read is as good as gone.
+        Ok(Err(_)) | Err(_) => Some(Outcome::ClientGone),
+    };
+
+    let idle = sleep_until(first_written + pause);
+    tokio::pin!(idle);
+    while end.is_none() && !state.framing.is_done() && !closed {
+        carrier.offer(writer.sent(), &state.framing, writer.socket());
+        let mut rest = Ok(Vec::new());
+        let read = carrier.read(&worker.scratch, |returned, bytes| {
+            if let Some(returned) = returned {
+                state.take_back(&returned, &writer);
+            }
+            rest = state.pass(bytes, &writer);
+        });
+        let read = tokio::select! {
+            biased;
+            read = read => read,
+            () = watch.gone() => {
+                end = Some(Outcome::ClientGone);
+                break;
+            }
+            () = &mut idle => {
+                // Armed once, not for each token: it looks when the last one came.
+                let last = carrier.last_carried().max(Some(state.last_received));
+                if let Some(last) = last.filter(|last| *last + pause > Instant::now()) {
+                    idle.as_mut().reset(last + pause);
+                    continue;
+                }
+                end = Some(Outcome::TimedOut);
+                break;
+            }
+        };
+        match read {
+            Ok(None) => continue,
+            Ok(Some(0)) => {
+                closed = true;
+                if !state.framing.may_close() {
+                    end = Some(Outcome::Aborted);
+                }
+                break;
+            }
+            Ok(Some(_)) => state.last_received = Instant::now(),
+            Err(_) => {
+                end = Some(Outcome::Aborted);
+                break;
+            }
+        }
+        let rest = match rest {
+            Ok(rest) => rest,
+            Err(outcome) => {
+                end = Some(outcome);
+                break;
+            }
+        };
+        if rest.is_empty() {
+            continue;
+        }
+        // The client is slower than the pod, or than the kernel's own worker: nothing is read until it has
+        // taken this.
+        let write = timeout(pause, async {
+            if std::mem::take(&mut state.on_their_way) {
+                carrier.settle(writer.sent(), writer.socket()).await;
+            }
+            writer.write_all([&rest, &[]]).await
+        });
+        tokio::select! {
+            biased;
+            written = write => end = match written {
+                Ok(Ok(())) => None,
+                Ok(Err(_)) | Err(_) => Some(Outcome::ClientGone),
+            },
+            () = watch.gone() => end = Some(Outcome::ClientGone),
+        }
+    }
+    if let Some(returned) = carrier.take_back() {
+        state.take_back(&returned, &writer);
+    }
+    if state.on_their_way && end != Some(Outcome::ClientGone) {
+        // Else closing the client's connection, or the next answer, would overtake them.
+        let settled = timeout(pause, carrier.settle(writer.sent(), writer.socket()));
+        tokio::select! {
+            biased;
+            _ = settled => {}
+            () = watch.gone() => end = end.or(Some(Outcome::ClientGone)),
+        }
+    }
+
+    let State { framing, tail, excess, bytes, last_received, .. } = state;
+    let whole = end.is_none();
+    let reusable = whole && head.reusable && framing.is_done() && !excess && !closed;
+    Delivered {
+        outcome: end.unwrap_or(match head.status {
+            500.. => Outcome::PodError,
+            400.. => Outcome::ClientError,
+            _ => Outcome::Ok,
+        }),
+        keep_alive: whole && keep_alive,
+        reset: !whole && (head.until_close || (head.chunked && !raw)),
+        chunks: framing.chunks(),
+        bytes,
+        tail,
+        first_written,
+        last_received,
+        upstream: reusable.then(|| carrier.into_upstream()).flatten(),
+    }
+}
+
+/// What is known of the body.
+struct State {
+    framing: Framing,
+    tail: Tail,
+    /// Bytes came behind the body's end.
+    excess: bool,
+    dechunk: bool,
+    bytes: Bytes,
+    /// What was carried may not be in the client's socket yet: nothing must be written before it.
+    on_their_way: bool,
+    last_received: Instant,
+}
+
+impl State {
+    /// The daemon's again, after the kernel carried.
+    fn take_back(&mut self, returned: &Returned, writer: &Writer<'_>) {
+        self.framing = returned.framing;
+        self.bytes.carried += returned.carried;
+        self.bytes.taken_back = returned.reason;
+        writer.count(returned.carried);
+        if returned.carried > 0 {
+            returned.show(&mut self.tail);
+            self.last_received = self.last_received.max(returned.last);
+            self.on_their_way |= returned.on_their_way;
+        }
+    }
+
+    /// Passes on what one read gave. Returns what is left: what the client's socket did not take at
+    /// once.
+    fn pass(&mut self, bytes: &[u8], writer: &Writer<'_>) -> Result<Vec<u8>, Outcome> {
+        let mut payloads = Vec::new();
+        let Self { framing, tail, dechunk, .. } = self;
+        let used = framing
+            .run(bytes, |payload| {
+                tail.push(payload);
+                if *dechunk {
+                    payloads.extend_from_slice(payload);
+                }
+            })
+            .map_err(|Malformed { .. }| Outcome::Aborted)?;
+        self.excess |= used < bytes.len();
+        self.bytes.relayed += used as u64;
+        let out = if self.dechunk { &payloads } else { bytes.get(..used).unwrap_or(bytes) };
+        if out.is_empty() {
+            return Ok(Vec::new());
+        }
+        if self.on_their_way {
+            return Ok(out.to_vec());
+        }
+        let sent = match writer.try_write(out) {
+            Ok(sent) => sent,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            Err(_) => return Err(Outcome::ClientGone),
+        };
+        Ok(out.get(sent..).unwrap_or_default().to_vec())
+    }
+}
