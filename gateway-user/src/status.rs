@@ -6,7 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::flow::path::Paths;
 use crate::gateway::Gateway;
+use crate::kernel::{Flows, Usage};
+use crate::metrics::{Label as _, Path};
 use crate::pool::{PodStatus, Pool};
 use crate::publish::Steered;
 
@@ -23,12 +26,27 @@ pub struct Status {
     pub reason: Option<String>,
     /// How connections reach the workers.
     pub steering: SteeringStatus,
+    /// How responses may travel, and why others do not.
+    pub paths: Vec<PathStatus>,
+    /// What the kernel holds for flows; nothing without a kernel path.
+    pub flows: Option<Usage>,
     /// Client connections open now.
     pub connections: usize,
     /// Bytes of request bodies held now.
     pub buffered_bytes: usize,
     /// The pools.
     pub pools: Vec<PoolView>,
+}
+
+/// One of the kernel's paths.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct PathStatus {
+    /// `local` or `splice`.
+    pub name: String,
+    /// Responses may take it.
+    pub available: bool,
+    /// Why not.
+    pub reason: Option<String>,
 }
 
 /// How connections reach the workers.
@@ -118,6 +136,8 @@ impl Status {
             ready: reason.is_none(),
             reason,
             steering: steered.status(),
+            paths: paths(gateway),
+            flows: gateway.paths.flows.as_ref().map(Flows::usage),
             connections: gateway.connections(),
             buffered_bytes: gateway.buffered_bytes(),
             pools: gateway.pools.iter().map(|pool| PoolView::read(gateway, pool, now)).collect(),
@@ -135,11 +155,21 @@ impl Status {
             None => self.steering.path.clone(),
             Some(reason) => format!("{} ({reason})", self.steering.path),
         };
+        let paths: Vec<String> = (self.paths.iter())
+            .map(|path| match &path.reason {
+                None => path.name.clone(),
+                Some(reason) => format!("no {} ({reason})", path.name),
+            })
+            .collect();
         // Writing to a String cannot fail.
         let _ = writeln!(
             out,
-            "sluice {}, up {:.0} s, {state}\nsteering: {steering}\nconnections: {}, request bodies held: {} bytes",
-            self.version, self.uptime_s, self.connections, self.buffered_bytes
+            "sluice {}, up {:.0} s, {state}\nsteering: {steering}\npaths: {}, relay\nconnections: {}, request bodies held: {} bytes",
+            self.version,
+            self.uptime_s,
+            paths.join(", "),
+            self.connections,
+            self.buffered_bytes
         );
         for pool in &self.pools {
             let _ = writeln!(out, "\npool {} ({})", pool.name, pool.names.join(", "));
@@ -179,6 +209,17 @@ impl Status {
         }
         out
     }
+}
+
+fn paths(gateway: &Gateway) -> Vec<PathStatus> {
+    let Paths { local, splice, .. } = &gateway.paths;
+    [(Path::Local, local), (Path::Splice, splice)]
+        .map(|(path, off)| PathStatus {
+            name: path.as_str().into(),
+            available: off.is_none(),
+            reason: off.as_ref().map(|off| off.text.clone()),
+        })
+        .into()
 }
 
 impl PoolView {

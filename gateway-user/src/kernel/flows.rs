@@ -28,7 +28,9 @@ use tokio::sync::Notify;
 
 use super::load::{self, OBJECT, Part, Unfit};
 use super::log::KernelLogReader;
+use super::probe::redirect_once;
 use super::shared::SharedArray;
+use super::system::{self, Release};
 use super::{events, socket};
 use crate::config::KernelLog;
 
@@ -130,6 +132,10 @@ impl Flows {
         ports: &[u16],
         wanted: impl Fn(Path) -> bool,
     ) -> Result<(Self, Works), Unfit> {
+        // By version, as older ones refuse with a complaint about something else.
+        if Release::running().is_none_or(|release| release < FIRST) {
+            return Err(Unfit::TooOld { release: system::release() });
+        }
         if wanted(Path::Local) {
             let (flows, works) = Self::start_paths(log, ports, true, wanted(Path::Splice))?;
             // Pods' ends must not be enrolled when nothing looks at what they send.
@@ -170,9 +176,10 @@ impl Flows {
                 true => load::attach_sk_msg(&mut ebpf, "local", pods.fd()),
                 false => Err(Unfit::Unwanted),
             },
-            splice: match splice {
-                true => load::attach_sk_skb(&mut ebpf, "splice", upstreams.fd()),
-                false => Err(Unfit::Unwanted),
+            splice: match (splice, redirect_once(Release::running(), &system::release())) {
+                (false, _) => Err(Unfit::Unwanted),
+                (true, Err(why)) => Err(Unfit::Damaging(why)),
+                (true, Ok(_)) => load::attach_sk_skb(&mut ebpf, "splice", upstreams.fd()),
             },
         };
         // Last, as from here on sockets of the node are looked at.
@@ -503,6 +510,9 @@ fn pair(gateway: SocketAddr, pod: SocketAddr) -> Pair {
         gateway_port: u32::from(gateway.port()),
     }
 }
+
+/// The oldest kernel on which responses have been carried in tests.
+const FIRST: Release = Release(6, 1, 0);
 
 /// A program runs for microseconds; this is long enough for any.
 const REST: Duration = Duration::from_millis(500);

@@ -37,6 +37,15 @@ pub enum Unfit {
         /// What was to be done.
         what: String,
     },
+    /// The kernel is older than those on which responses have been carried.
+    #[error("kernel {release} is too old to carry responses (no bpf_loop before 5.17); 6.1 is the first used for it")]
+    TooOld {
+        /// The kernel's release string.
+        release: String,
+    },
+    /// The kernel has a bug that damages what is carried.
+    #[error("{0}")]
+    Damaging(String),
     /// The kernel's verifier refused a program.
     #[error("the kernel refused the program `{program}`: {line}")]
     Refused {

@@ -13,9 +13,11 @@ use aya::sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supp
 use serde::Serialize;
 use socket2::{Domain, SockRef, Socket, Type};
 
+use super::flows::{Flows, Path, Works};
 use super::load::Unfit;
 use super::steer::{SteerError, Steering};
 use super::system::{self, Release};
+use super::trial::trial;
 use crate::config::{KernelLog, VirtualAddress};
 
 /// One thing that a kernel can do or not.
@@ -32,9 +34,10 @@ pub struct Feature {
 /// Tries every feature, in the order in which one needs another. Takes some milliseconds; leaves
 /// nothing behind. A connection over the loopback interface is made, and steered by a program that
 /// is attached to the calling thread's network namespace meanwhile and concerns this connection
-/// only.
+/// only; two more are carried along the kernel's paths.
 pub fn probe() -> Vec<Feature> {
     let (sk_lookup, listener_map) = steering();
+    let [local, splice] = paths();
     vec![
         feature("capabilities", capabilities()),
         feature("sk_lookup", sk_lookup),
@@ -45,6 +48,8 @@ pub fn probe() -> Vec<Feature> {
         feature("bpf_loop", bpf_loop()),
         feature("ring_buffer", map(MapType::RingBuf)),
         feature("redirect_once", redirect_once(Release::running(), &system::release())),
+        feature("local", local),
+        feature("splice", splice),
     ]
 }
 
@@ -110,6 +115,19 @@ fn steer_once(steering: &mut Steering) -> Result<(), Tried> {
         return Err(Tried::Connection(io::Error::other("another one arrived")));
     }
     Ok(())
+}
+
+/// Has a few bytes carried along each of the kernel's paths.
+fn paths() -> [Result<String, String>; 2] {
+    let (flows, Works { local, splice }) = match Flows::start(KernelLog::Off, &[], |_| true) {
+        Ok(started) => started,
+        Err(unfit) => return [Err(unfit.to_string()), Err(unfit.to_string())],
+    };
+    [(Path::Local, local), (Path::Splice, splice)].map(|(path, works)| {
+        works.map_err(|unfit| unfit.to_string())?;
+        trial(&flows, path).map_err(|error| error.to_string())?;
+        Ok("a body was carried over loopback".to_owned())
+    })
 }
 
 fn not_tried(unfit: &Unfit) -> String {
@@ -187,7 +205,7 @@ fn brief(error: &dyn std::error::Error) -> String {
 /// Whether a redirected segment is delivered once. Kernels from 5.11 on could deliver the front of
 /// one twice when the receiver's buffer was short; the mend came in 6.16 (3b4f14b7) and in some
 /// older lines.
-fn redirect_once(release: Option<Release>, text: &str) -> Result<String, String> {
+pub(super) fn redirect_once(release: Option<Release>, text: &str) -> Result<String, String> {
     let Some(release) = release else {
         return Err("the kernel's release is not known".to_owned());
     };
