@@ -96,7 +96,8 @@ fn two_capabilities_are_enough_and_each_is_needed() {
         let unfit = Steering::start(KernelLog::Off).map(|_| ()).unwrap_err();
         assert_eq!(
             unfit.to_string(),
-            "the kernel programs need CAP_BPF and CAP_NET_ADMIN; this process lacks CAP_BPF and CAP_NET_ADMIN"
+            "steering needs CAP_BPF and CAP_NET_ADMIN, carrying responses CAP_PERFMON besides; \
+             this process lacks CAP_BPF and CAP_NET_ADMIN"
         );
         // What a map or a program is needed for does not work, and says why.
         unavailable(&[

@@ -11,14 +11,17 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 use super::log;
 use super::shared::SharedArray;
-use super::system::{self, Release};
+use super::system::{self, Capability, Release};
 use crate::config::KernelLog;
 
 /// Why the kernel programs cannot be used here.
 #[derive(Debug, thiserror::Error)]
 pub enum Unfit {
     /// The process lacks capabilities.
-    #[error("the kernel programs need CAP_BPF and CAP_NET_ADMIN; this process lacks {missing}")]
+    #[error(
+        "steering needs CAP_BPF and CAP_NET_ADMIN, carrying responses CAP_PERFMON besides; \
+         this process lacks {missing}"
+    )]
     Capability {
         /// The ones that it lacks.
         missing: String,
@@ -80,6 +83,9 @@ compile_error!(
      gateway-ebpf/object/sluice.bpf.o would not load here"
 );
 
+/// The capabilities of [`Part::Steering`].
+pub(super) const STEERING_NEEDS: [Capability; 2] = [Capability::Bpf, Capability::NetAdmin];
+
 /// What an object is loaded for. Each part is loaded by itself, as each has its own time to live: connections
 /// are steered until the daemon begins to stop, responses are carried until the last one has ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -95,7 +101,11 @@ pub(super) enum Part {
 
 /// Creates the maps and prepares the programs of `object`; nothing is attached.
 pub(super) fn load(object: &[u8], log: KernelLog, part: Part) -> Result<Ebpf, Unfit> {
-    let missing = system::missing_capabilities();
+    let needed: &[Capability] = match part {
+        Part::Steering => &STEERING_NEEDS,
+        Part::Flows { .. } => &[Capability::Bpf, Capability::NetAdmin, Capability::PerfMon],
+    };
+    let missing = system::missing_capabilities(needed);
     if !missing.is_empty() {
         return Err(Unfit::Capability { missing: missing.join(" and ") });
     }

@@ -14,7 +14,7 @@ use serde::Serialize;
 use socket2::{Domain, SockRef, Socket, Type};
 
 use super::flows::{Flows, Path, Works};
-use super::load::Unfit;
+use super::load::{STEERING_NEEDS, Unfit};
 use super::steer::{SteerError, Steering};
 use super::system::{self, Release};
 use super::trial::trial;
@@ -59,7 +59,7 @@ fn feature(name: &'static str, tried: Result<String, String>) -> Feature {
 }
 
 fn capabilities() -> Result<String, String> {
-    let missing = system::missing_capabilities();
+    let missing = system::missing_capabilities(&STEERING_NEEDS);
     if missing.is_empty() {
         return Ok("CAP_BPF and CAP_NET_ADMIN are there".to_owned());
     }

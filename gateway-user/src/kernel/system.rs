@@ -29,11 +29,23 @@ pub(super) fn release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
 }
 
-/// Which of the capabilities that steering needs this thread lacks.
-pub(super) fn missing_capabilities() -> Vec<&'static str> {
+/// What a thread may do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Capability {
+    /// Load programs and make maps.
+    Bpf,
+    /// Attach them to sockets and namespaces.
+    NetAdmin,
+    /// Load programs whose pointers the verifier must not restrict: without it, it refuses offsets
+    /// that it cannot hold against speculation ("pointer arithmetic with it prohibited for !root").
+    PerfMon,
+}
+
+/// Which of `needed` this thread lacks, by name.
+pub(super) fn missing_capabilities(needed: &[Capability]) -> Vec<&'static str> {
     // By thread, as capabilities are; a process that dropped them on one thread has them on others.
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    missing(effective(&status))
+    missing(effective(&status), needed)
 }
 
 /// The `CapEff` set of a `/proc/PID/status`, empty if there is none.
@@ -45,17 +57,20 @@ fn effective(status: &str) -> u64 {
         .unwrap_or(0)
 }
 
-fn missing(effective: u64) -> Vec<&'static str> {
+fn missing(effective: u64, needed: &[Capability]) -> Vec<&'static str> {
     let has = |bit: u32| effective & (1 << bit) != 0;
-    let mut missing = Vec::new();
-    // CAP_SYS_ADMIN includes what CAP_BPF (since 5.8) allows.
-    if !has(CAP_BPF) && !has(CAP_SYS_ADMIN) {
-        missing.push("CAP_BPF");
-    }
-    if !has(CAP_NET_ADMIN) {
-        missing.push("CAP_NET_ADMIN");
-    }
-    missing
+    needed
+        .iter()
+        .filter_map(|capability| {
+            // CAP_SYS_ADMIN includes what CAP_BPF and CAP_PERFMON (since 5.8) allow.
+            let (has, name) = match capability {
+                Capability::Bpf => (has(CAP_BPF) || has(CAP_SYS_ADMIN), "CAP_BPF"),
+                Capability::NetAdmin => (has(CAP_NET_ADMIN), "CAP_NET_ADMIN"),
+                Capability::PerfMon => (has(CAP_PERFMON) || has(CAP_SYS_ADMIN), "CAP_PERFMON"),
+            };
+            (!has).then_some(name)
+        })
+        .collect()
 }
 
 /// Where the cgroup v2 hierarchy is mounted.
@@ -74,6 +89,7 @@ fn cgroup2(mountinfo: &str) -> Option<PathBuf> {
 
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_ADMIN: u32 = 21;
+const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
 #[cfg(test)]
@@ -105,8 +121,11 @@ mod tests {
             ("CapEff:\t0000000000201000\n", &[]),
         ];
         for (status, want) in table {
-            assert_eq!(missing(effective(status)), want, "{status}");
+            let needed = [Capability::Bpf, Capability::NetAdmin];
+            assert_eq!(missing(effective(status), &needed), want, "{status}");
         }
+        let of_carrying = effective("CapEff:\t0000008000001000\n");
+        assert_eq!(missing(of_carrying, &[Capability::PerfMon]), ["CAP_PERFMON"]);
         assert_eq!(effective("nothing of the kind"), 0);
     }
 
