@@ -8,7 +8,6 @@ mod http;
 mod live;
 mod load;
 mod pods;
-mod process;
 mod setup;
 mod stop;
 mod summary;

@@ -10,6 +10,7 @@ mod demo;
 mod e2e;
 mod fuzz;
 mod lint;
+mod process;
 mod setup_ebpf;
 mod shell;
 mod test;

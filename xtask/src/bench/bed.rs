@@ -15,9 +15,9 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
 
 use super::Common;
-use super::process::Process;
 use super::report::Report;
 use super::target::{Gateway, Target};
+use crate::process::Process;
 use crate::shell;
 
 /// Where and with what to measure.
@@ -77,7 +77,7 @@ impl Bed {
         command.args(["--model", MODEL]).args(addresses.iter().map(SocketAddr::to_string));
         addresses.iter().try_for_each(ensure_free)?;
         let log = self.folder.join("pods.log");
-        let mut pods = Process::start(&mut command, self.load_processor, log)?;
+        let mut pods = Process::start(&mut command, Some(self.load_processor), log)?;
         for address in &addresses {
             wait_for_answer(*address, &mut pods)?;
         }
@@ -125,7 +125,7 @@ impl Running<'_> {
         }
         command.args(args);
         let log = self.bed.folder.join("load.log");
-        let printed = Process::output(&mut command, self.bed.load_processor, log)?;
+        let printed = Process::output(&mut command, Some(self.bed.load_processor), log)?;
         serde_json::from_str(&printed).with_context(|| format!("from bench-load: {printed}"))
     }
 

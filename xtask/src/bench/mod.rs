@@ -7,7 +7,6 @@
 mod bed;
 mod host;
 mod idle;
-mod process;
 // The tests crate would bring the gateway with it; this one file of it is shared.
 #[expect(unreachable_pub, reason = "it is public in the crate that it belongs to")]
 #[path = "../../../tests/bench/report.rs"]

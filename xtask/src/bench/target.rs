@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::bed::{Bed, MODEL, ensure_free};
-use super::process::Process;
+use crate::process::Process;
 use crate::shell;
 
 /// One of the things to measure.
@@ -69,7 +69,7 @@ impl Target {
         };
         ensure_free(&listen)?;
         let log = bed.folder.join(format!("{self}.log"));
-        let process = Process::start(&mut command, bed.gateway_processor, log)?;
+        let process = Process::start(&mut command, Some(bed.gateway_processor), log)?;
         Ok(Gateway { process: Some(process), addresses: vec![listen] })
     }
 }

@@ -12,9 +12,9 @@ use anyhow::{Context, bail};
 use super::Options;
 use super::http::Connection;
 use super::pods::{PODS, document};
-use super::process::Process;
 use super::stop::Stop;
 use super::view::{Feature, Status};
+use crate::process::Process;
 use crate::shell;
 
 /// Where the demonstration is to run.
@@ -75,7 +75,7 @@ impl Running {
             let mut command = Command::new(programs.join("engine"));
             command.args(pod.args((Ipv4Addr::LOCALHOST, 0).into()));
             let mut process =
-                Process::start(&mut command, folder.join(format!("{}.log", pod.name)))?;
+                Process::printing(&mut command, None, folder.join(format!("{}.log", pod.name)))?;
             let said = process.line()?;
             let listens = said.rsplit(' ').next().and_then(|address| address.parse().ok());
             addresses.push(listens.with_context(|| format!("no address in {said:?}"))?);
@@ -87,7 +87,7 @@ impl Running {
         let mut command = Command::new(programs.join("sluice"));
         // Its log is a file.
         command.arg("run").arg("--config").arg(&config).env("NO_COLOR", "1");
-        let gateway = Process::start(&mut command, folder.join("gateway.log"))?;
+        let gateway = Process::start(&mut command, None, folder.join("gateway.log"))?;
         let pages = Connection::new(admin);
         let mut running = Self { gateway, pods, address, admin, config, programs, features, pages };
         running.wait_ready(stop)?;

@@ -1,18 +1,19 @@
-//! A program of the demonstration.
+//! A program that a task starts: a gateway, pods, a load generator.
 //!
 //! It ends with the value that stands for it, and the kernel ends it should this process be killed:
 //! nothing is left behind, whatever the way out.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{Pid, getpid, getppid};
@@ -20,7 +21,7 @@ use nix::unistd::{Pid, getpid, getppid};
 use crate::shell;
 
 /// A running program.
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     name: String,
     log: PathBuf,
@@ -29,21 +30,70 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts it; what it says on stderr goes to the log file.
+    /// Starts it, on that processor only if one is named; what it says goes to the log file.
     ///
     /// # Errors
     /// It could not be started.
-    pub(super) fn start(command: &mut Command, log: PathBuf) -> anyhow::Result<Self> {
-        let name = shell::line(command);
+    pub(crate) fn start(
+        command: &mut Command,
+        processor: Option<usize>,
+        log: PathBuf,
+    ) -> anyhow::Result<Self> {
         let file = File::create(&log).with_context(|| log.display().to_string())?;
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
+        command.stdout(file.try_clone()?).stderr(file);
+        Self::spawn(command, processor, log)
+    }
+
+    /// The same, but what it prints on stdout is for [`Self::line`].
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub(crate) fn printing(
+        command: &mut Command,
+        processor: Option<usize>,
+        log: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let file = File::create(&log).with_context(|| log.display().to_string())?;
+        command.stdout(Stdio::piped()).stderr(file);
+        Self::spawn(command, processor, log)
+    }
+
+    /// Runs it to its end and returns what it printed on stdout.
+    ///
+    /// # Errors
+    /// It failed; the end of its log is in the message.
+    pub(crate) fn output(
+        command: &mut Command,
+        processor: Option<usize>,
+        log: PathBuf,
+    ) -> anyhow::Result<String> {
+        let mut process = Self::printing(command, processor, log)?;
+        let mut printed = String::new();
+        if let Some(stdout) = &mut process.stdout {
+            stdout.read_to_string(&mut printed)?;
+        }
+        let status = process.child.wait()?;
+        ensure!(status.success(), "{}: {status}: {}", process.name, process.said());
+        Ok(printed)
+    }
+
+    fn spawn(
+        command: &mut Command,
+        processor: Option<usize>,
+        log: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let name = shell::line(command);
+        let set = processor.map(only).transpose()?;
         // Ctrl-C is for this process, which ends the others in order.
-        command.process_group(0);
+        command.stdin(Stdio::null()).process_group(0);
         let parent = getpid();
         let prepare = move || {
             set_pdeathsig(Signal::SIGKILL)?;
-            // This process takes its signals on a thread of its own; the program takes them as usual.
+            // The parent may take its signals on a thread of its own; the program takes them as usual.
             SigSet::empty().thread_set_mask()?;
+            if let Some(set) = &set {
+                sched_setaffinity(Pid::from_raw(0), set)?;
+            }
             // The parent may have gone before the kernel knew whom to tell.
             if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
         };
@@ -58,7 +108,7 @@ impl Process {
     ///
     /// # Errors
     /// It ended instead; the end of its log is in the message.
-    pub(super) fn line(&mut self) -> anyhow::Result<String> {
+    pub(crate) fn line(&mut self) -> anyhow::Result<String> {
         let mut line = String::new();
         if let Some(stdout) = &mut self.stdout {
             stdout.read_line(&mut line)?;
@@ -71,7 +121,7 @@ impl Process {
     }
 
     /// Its process id.
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
@@ -79,9 +129,9 @@ impl Process {
     ///
     /// # Errors
     /// It has ended; the end of its log is in the message.
-    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            bail!("{} ended: {status}: {}", self.name, self.said());
+            bail!("{} ended by itself: {status}: {}", self.name, self.said());
         }
         Ok(())
     }
@@ -117,6 +167,12 @@ impl Drop for Process {
             shell::progress(format_args!("end {}: {error:#}", self.name));
         }
     }
+}
+
+fn only(processor: usize) -> nix::Result<CpuSet> {
+    let mut set = CpuSet::new();
+    set.set(processor)?;
+    Ok(set)
 }
 
 /// A program that was asked to end and did not is killed after this.
