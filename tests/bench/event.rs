@@ -60,6 +60,35 @@ impl Scanner {
     }
 }
 
+/// Whether the tokens of a response come each once and in order.
+#[derive(Debug, Default)]
+pub struct Order {
+    next: u64,
+    /// What was expected, and what came in its place, the first time.
+    wrong: Option<(u64, u64)>,
+}
+
+impl Order {
+    /// Takes the next token.
+    pub fn take(&mut self, event: Event) {
+        if event.seq != self.next {
+            self.wrong.get_or_insert((self.next, event.seq));
+        }
+        self.next = event.seq + 1;
+    }
+
+    /// How many there were.
+    ///
+    /// # Errors
+    /// One was missing or came twice.
+    pub fn count(&self) -> anyhow::Result<u64> {
+        match self.wrong {
+            Some((expected, got)) => anyhow::bail!("token {got} in place of {expected}"),
+            None => Ok(self.next),
+        }
+    }
+}
+
 /// Nanoseconds of the monotonic clock, which is the same for every process of this machine.
 pub fn now_ns() -> u64 {
     // The clock exists on every Linux, so this cannot fail.
@@ -99,6 +128,19 @@ mod tests {
             }
             assert_eq!(found, events, "pieces of {size}");
         }
+    }
+
+    #[test]
+    fn a_lost_or_repeated_token_is_named() {
+        let count = |seqs: &[u64]| {
+            let mut order = Order::default();
+            seqs.iter().for_each(|&seq| order.take(Event { seq, sent_ns: 0 }));
+            order.count().map_err(|error| error.to_string())
+        };
+        assert_eq!(count(&[]), Ok(0));
+        assert_eq!(count(&[0, 1, 2]), Ok(3));
+        assert_eq!(count(&[0, 2, 3, 7]), Err("token 2 in place of 1".to_owned()));
+        assert_eq!(count(&[0, 1, 1, 2]), Err("token 1 in place of 2".to_owned()));
     }
 
     #[test]

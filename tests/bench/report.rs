@@ -25,12 +25,19 @@ pub struct Report {
     pub ttft_us: Quantiles,
     /// From the pod's write of a token to the client's read, microseconds.
     pub token_us: Quantiles,
+    /// From the pod's write of a token to its arrival at the client's socket, microseconds; of
+    /// streams only.
+    pub wire_us: Quantiles,
     /// The gateway process; zero without one.
     pub gateway: Usage,
     /// The process of the mock pods.
     pub pod: Usage,
     /// The load generator.
     pub load: Usage,
+    /// Processor time of the kernel's own workers, all together, microseconds.
+    pub kworker_us: f64,
+    /// Processor time of other programs by their own clocks, percent of all processors.
+    pub programs_percent: f64,
     /// Processor time that the host took from this machine, percent of all its processors.
     pub steal_percent: f64,
     /// Processor time of everything but gateway, pods and load generator, percent of all

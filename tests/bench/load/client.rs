@@ -9,7 +9,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
 use hyper::{Request, Response, StatusCode, body::Incoming};
 use hyper_util::rt::TokioIo;
-use sluice_tests::bench::event::{Event, Scanner, now_ns};
+use sluice_tests::bench::event::{Event, Order, Scanner, now_ns};
 use tokio::net::TcpStream;
 
 /// A connection that is opened anew after an error, or when the other end closed it.
@@ -75,20 +75,15 @@ pub(crate) async fn read(
     let status = response.status();
     ensure!(status == StatusCode::OK, "status {status}");
     let mut body = response.into_body();
-    let (mut scanner, mut next, mut wrong) = (Scanner::default(), 0, None);
+    let (mut scanner, mut order) = (Scanner::default(), Order::default());
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.context("response")?.into_data() else { continue };
         let now = now_ns();
         scanner.feed(&data, |event| {
-            if event.seq != next {
-                wrong.get_or_insert((next, event.seq));
-            }
-            next = event.seq + 1;
+            order.take(event);
             token(event, now);
         });
-        if let Some((expected, got)) = wrong {
-            anyhow::bail!("token {got} in place of {expected}");
-        }
+        order.count()?;
     }
-    Ok(next)
+    order.count()
 }

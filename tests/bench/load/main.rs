@@ -4,6 +4,7 @@
 //! A request's time counts from when it *should* have been sent: a gateway that stalls cannot hide
 //! the requests that waited meanwhile (no coordinated omission).
 
+mod chunks;
 mod client;
 mod pace;
 mod prompt;
@@ -11,6 +12,7 @@ mod rate;
 mod streams;
 mod times;
 mod usage;
+mod wire;
 
 use std::net::SocketAddr;
 

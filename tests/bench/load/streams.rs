@@ -3,21 +3,22 @@
 //! Whether a stream is alive is told by its tokens alone: an open socket proves nothing.
 
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
-use sluice_tests::bench::event::now_ns;
+use sluice_tests::bench::event::{Event, Order, Scanner, now_ns};
 use sluice_tests::bench::report::Report;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::Common;
-use crate::client::{Connection, read};
 use crate::prompt::Prompts;
 use crate::times::Times;
 use crate::usage::{Window, ns};
+use crate::wire::{Ahead, Arrival, Wire};
 
 /// The load.
 #[derive(Args)]
@@ -42,6 +43,7 @@ pub(crate) async fn run(common: &Common, options: &Options) -> anyhow::Result<Re
     let tokens = ((open + common.warmup + common.seconds + 60.0) * rate) as u64 + 60;
     let prompts = Prompts::new(&common.model, true, tokens, 1_024);
     let interval = ns(1.0 / rate);
+    let ahead = Ahead::look()?;
 
     let window = Window::starting_in(open, common);
     let start = window.start - ns(open + common.warmup);
@@ -53,16 +55,18 @@ pub(crate) async fn run(common: &Common, options: &Options) -> anyhow::Result<Re
         // Spread over the interval by the golden ratio: the tokens of all come evenly, not in bursts.
         let phase = (number as f64 * 0.618_034).fract() * interval as f64;
         let due = start + ns(number as f64 * open / streams as f64) + phase as u64;
-        let (body, mut connection) = (prompts.body(number), Connection::new(*to));
+        let (body, to) = (prompts.body(number), *to);
         tasks.spawn_local(async move {
-            let opened = async {
-                sleep(Duration::from_nanos(due.saturating_sub(now_ns()))).await;
-                connection.post(body, interval / 1_000).await
-            };
-            stream.run(opened).await;
+            sleep(Duration::from_nanos(due.saturating_sub(now_ns()))).await;
+            let ended = stream.follow(to, ahead, &body, interval / 1_000).await;
+            let error = ended.context("a stream").err();
+            if let Some(state) = stream.tally.borrow_mut().streams.get_mut(stream.number) {
+                state.error = error.map(|error| format!("{error:#}"));
+            }
         });
     }
     let mut report = window.measure(common).await?;
+    ahead.check()?;
 
     let mut tally = tally.take();
     let behind = now_ns().saturating_sub(3 * interval + ns(1.0));
@@ -71,7 +75,10 @@ pub(crate) async fn run(common: &Common, options: &Options) -> anyhow::Result<Re
     report.errors = tally.streams.iter().filter(|stream| stream.error.is_some()).count() as u64;
     report.first_error = tally.streams.iter_mut().find_map(|stream| stream.error.take());
     report.tokens = tally.tokens;
-    report.token_us = tally.times.quantiles();
+    report.token_us = tally.read.quantiles();
+    report.wire_us = tally.wire.quantiles();
+    let stamped = report.wire_us.count;
+    ensure!(stamped == report.tokens, "the kernel told of {stamped} tokens only when they came");
     Ok(report)
 }
 
@@ -82,28 +89,26 @@ struct Stream {
 }
 
 impl Stream {
-    async fn run(
-        self,
-        opened: impl Future<Output = anyhow::Result<hyper::Response<hyper::body::Incoming>>>,
-    ) {
-        let result = async {
-            let got = read(opened.await?, |event, now| {
+    /// Asks, and reads the tokens to the end, which comes too early whenever it comes.
+    async fn follow(
+        &self,
+        to: SocketAddr,
+        ahead: Ahead,
+        body: &[u8],
+        interval_us: u64,
+    ) -> anyhow::Result<()> {
+        let wire = Wire::open(to, ahead).await?;
+        let (mut scanner, mut order) = (Scanner::default(), Order::default());
+        let answered = wire.ask(body, interval_us, |piece, arrival| {
+            scanner.feed(piece, |event| {
+                order.take(event);
                 let mut tally = self.tally.borrow_mut();
-                if let Some(state) = tally.streams.get_mut(self.number) {
-                    state.last = Some(now);
-                }
-                if self.window.has(now) {
-                    tally.tokens += 1;
-                    tally.times.record(now.saturating_sub(event.sent_ns));
-                }
-            })
-            .await?;
-            Err::<(), _>(anyhow::anyhow!("ended after {got} tokens"))
-        };
-        let error = result.await.context("a stream").err();
-        if let Some(state) = self.tally.borrow_mut().streams.get_mut(self.number) {
-            state.error = error.map(|error| format!("{error:#}"));
-        }
+                tally.token(self.number, event, arrival, self.window.has(arrival.read));
+            });
+            order.count().map(drop)
+        });
+        answered.await?;
+        bail!("ended after {} tokens", order.count()?)
     }
 }
 
@@ -111,7 +116,23 @@ impl Stream {
 struct Tally {
     streams: Vec<State>,
     tokens: u64,
-    times: Times,
+    read: Times,
+    wire: Times,
+}
+
+impl Tally {
+    fn token(&mut self, stream: usize, event: Event, arrival: Arrival, counts: bool) {
+        if let Some(state) = self.streams.get_mut(stream) {
+            state.last = Some(arrival.read);
+        }
+        if counts {
+            self.tokens += 1;
+            self.read.record(arrival.read.saturating_sub(event.sent_ns));
+            if let Some(kernel) = arrival.kernel {
+                self.wire.record(kernel.saturating_sub(event.sent_ns));
+            }
+        }
+    }
 }
 
 /// Of one stream.

@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use sluice_tests::bench::report::Quantiles;
 
-/// Durations from 1 us to a minute, to three digits.
+/// Durations from 1 ns to a minute, to three digits.
 pub(crate) struct Times {
     histogram: Option<Histogram<u64>>,
 }
@@ -11,7 +11,7 @@ pub(crate) struct Times {
 impl Default for Times {
     fn default() -> Self {
         // These bounds are valid, so there is a histogram.
-        Self { histogram: Histogram::new_with_bounds(1_000, 60_000_000_000, 3).ok() }
+        Self { histogram: Histogram::new_with_bounds(1, 60_000_000_000, 3).ok() }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the processes and the machine used, between two instants.
 
+use std::collections::HashMap;
 use std::fs;
 
 use anyhow::Context;
@@ -56,6 +57,7 @@ struct Snapshot {
     at: u64,
     processes: [Usage; 3],
     machine: Machine,
+    elsewhere: Elsewhere,
 }
 
 impl Snapshot {
@@ -66,7 +68,8 @@ impl Snapshot {
                 *usage = process(pid).with_context(|| format!("process {pid} has ended"))?;
             }
         }
-        Ok(Self { at: now_ns(), processes, machine: Machine::read()? })
+        let (at, machine) = (now_ns(), Machine::read()?);
+        Ok(Self { at, processes, machine, elsewhere: Elsewhere::read(&pids)? })
     }
 
     fn since(&self, before: &Self) -> Report {
@@ -79,13 +82,17 @@ impl Snapshot {
         let Machine { busy, steal, total, processors } = self.machine.minus(before.machine);
         let percent = |ticks: u64| ticks as f64 * 100.0 / total.max(1) as f64;
         let ours: f64 = used.iter().map(|usage| usage.cpu_us).sum();
-        let other_percent = percent(busy) - ours / (seconds * processors as f64 * 1e4);
+        let share = |cpu_us: f64| cpu_us / (seconds * processors as f64 * 1e4);
+        let other_percent = percent(busy) - share(ours);
         let [gateway, pod, load] = used;
+        let Elsewhere { workers, programs } = &self.elsewhere;
         Report {
             seconds,
             gateway,
             pod,
             load,
+            kworker_us: grown(workers, &before.elsewhere.workers),
+            programs_percent: share(grown(programs, &before.elsewhere.programs)),
             steal_percent: percent(steal),
             other_percent: other_percent.max(0.0),
             ..Report::default()
@@ -94,10 +101,8 @@ impl Snapshot {
 }
 
 fn process(pid: i32) -> anyhow::Result<Usage> {
-    let clock: ClockId = clock_getcpuclockid(Pid::from_raw(pid))?;
-    let time = clock_gettime(clock)?;
     let mut usage = Usage {
-        cpu_us: time.tv_sec() as f64 * 1e6 + time.tv_nsec() as f64 / 1e3,
+        cpu_us: cpu_us(pid)?,
         rss_kb: field(&fs::read_to_string(format!("/proc/{pid}/status"))?, "VmRSS:"),
         switches: 0,
     };
@@ -108,6 +113,70 @@ fn process(pid: i32) -> anyhow::Result<Usage> {
     }
     Ok(usage)
 }
+
+/// The process clock: all threads, also those that have ended.
+fn cpu_us(pid: i32) -> anyhow::Result<f64> {
+    let clock: ClockId = clock_getcpuclockid(Pid::from_raw(pid))?;
+    let time = clock_gettime(clock)?;
+    Ok(time.tv_sec() as f64 * 1e6 + time.tv_nsec() as f64 / 1e3)
+}
+
+/// Processor time of the processes that are not ours, by process id, microseconds.
+#[derive(Default)]
+struct Elsewhere {
+    /// The kernel's workers: what it does for others, such as carrying their bytes.
+    workers: HashMap<i32, f64>,
+    /// All but the kernel's threads.
+    programs: HashMap<i32, f64>,
+}
+
+impl Elsewhere {
+    fn read(ours: &[Option<i32>]) -> anyhow::Result<Self> {
+        let mut read = Self::default();
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            // A process may end meanwhile.
+            let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
+            let Ok(cpu_us) = cpu_us(pid) else { continue };
+            match Kind::of(&stat) {
+                Kind::Worker => read.workers.insert(pid, cpu_us),
+                Kind::Program if !ours.contains(&Some(pid)) => read.programs.insert(pid, cpu_us),
+                _ => None,
+            };
+        }
+        Ok(read)
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Kind {
+    Worker,
+    OtherKernel,
+    Program,
+}
+
+impl Kind {
+    /// From a process's stat file: id, name in brackets, state, parent.
+    fn of(stat: &str) -> Self {
+        // A name may have brackets of its own.
+        let parts = stat.split_once(" (").and_then(|(_, rest)| rest.rsplit_once(") "));
+        let (name, rest) = parts.unwrap_or_default();
+        match rest.split(' ').nth(1) {
+            Some(KERNEL) if name.starts_with("kworker/") => Self::Worker,
+            Some(KERNEL) => Self::OtherKernel,
+            _ => Self::Program,
+        }
+    }
+}
+
+/// What was used since, all together; one that has begun meanwhile counts as a whole.
+fn grown(now: &HashMap<i32, f64>, before: &HashMap<i32, f64>) -> f64 {
+    now.iter().map(|(pid, cpu_us)| cpu_us - before.get(pid).unwrap_or(&0.0)).sum()
+}
+
+/// Process id of the parent of the kernel's threads.
+const KERNEL: &str = "2";
 
 /// The number in a line of a status file; 0 without such a line.
 fn field(status: &str, name: &str) -> u64 {
@@ -161,6 +230,26 @@ mod tests {
         let machine = Machine::parse(stat).unwrap();
         assert_eq!((machine.busy, machine.steal, machine.total), (145, 8, 558));
         assert_eq!(machine.processors, 2);
+    }
+
+    #[test]
+    fn the_kernels_workers_are_told_from_programs() {
+        for (stat, kind) in [
+            ("54 (kworker/1:1H-kblockd) I 2 0 0 0 -1", Kind::Worker),
+            ("17 (ksoftirqd/0) S 2 0 0 0 -1", Kind::OtherKernel),
+            ("900 (kworker/1:1) S 1 900 900 0 -1", Kind::Program),
+            ("901 (a) I 2 (b) S 77 901 901 0 -1", Kind::Program),
+            ("", Kind::Program),
+        ] {
+            assert_eq!(Kind::of(stat), kind, "{stat}");
+        }
+    }
+
+    #[test]
+    fn use_of_processes_that_came_or_went() {
+        let before = HashMap::from([(1, 5.0), (2, 7.0)]);
+        let now = HashMap::from([(1, 6.5), (3, 2.0)]);
+        assert_eq!(grown(&now, &before), 3.5);
     }
 
     #[test]
