@@ -4,7 +4,6 @@
 //! so does all that it started. Configuration and logs stay in the target folder.
 
 mod chat;
-mod http;
 mod live;
 mod load;
 mod pods;

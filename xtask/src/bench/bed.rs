@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,6 +16,7 @@ use nix::unistd::Pid;
 use super::Common;
 use super::report::Report;
 use super::target::{Gateway, Target};
+use crate::http::Connection;
 use crate::process::Process;
 use crate::shell;
 
@@ -156,8 +156,8 @@ fn wait_for_answer(address: SocketAddr, process: &mut Process) -> anyhow::Result
     loop {
         process.check()?;
         match answer(address) {
-            Ok(head) if head.starts_with("HTTP/1.1 200") => return Ok(()),
-            Ok(head) if start.elapsed() > PATIENCE => bail!("{address} answers {head:?}"),
+            Ok(200) => return Ok(()),
+            Ok(status) if start.elapsed() > PATIENCE => bail!("{address} answers {status}"),
             Err(error) if start.elapsed() > PATIENCE => {
                 return Err(error).with_context(|| format!("no answer from {address}"));
             }
@@ -166,24 +166,13 @@ fn wait_for_answer(address: SocketAddr, process: &mut Process) -> anyhow::Result
     }
 }
 
-/// The status line of the answer to a short chat request.
-fn answer(address: SocketAddr) -> std::io::Result<String> {
+/// The status of the answer to a short chat request.
+fn answer(address: SocketAddr) -> anyhow::Result<u16> {
     let body = format!(
         "{{\"model\":\"{MODEL}\",\"stream\":false,\"max_tokens\":1,\
          \"messages\":[{{\"role\":\"user\",\"content\":\"up?\"}}]}}"
     );
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-    write!(
-        stream,
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n\
-         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )?;
-    let mut head = [0; 512];
-    let length = stream.read(&mut head)?;
-    let head = String::from_utf8_lossy(head.get(..length).unwrap_or_default()).into_owned();
-    Ok(head.lines().next().unwrap_or_default().to_owned())
+    Connection::new(address).request("POST", "/v1/chat/completions", &body, &mut |_| Ok(()))
 }
 
 /// The model that pods serve and requests name.

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
-use super::http::Connection;
 use super::pods::{ADAPTERS, MODEL};
 use super::stop::Stop;
+use crate::http::Connection;
 
 /// A whole answer.
 pub(super) struct Answer {

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 
 use super::Options;
-use super::http::Connection;
 use super::pods::{PODS, document};
 use super::stop::Stop;
 use super::view::{Feature, Status};
+use crate::http::Connection;
 use crate::process::Process;
 use crate::shell;
 

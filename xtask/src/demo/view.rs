@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use crate::exposition::{label, samples};
+
 /// `/status`.
 #[derive(Deserialize)]
 pub(super) struct Status {
@@ -66,22 +68,6 @@ pub(super) struct Feature {
     pub(super) name: String,
     pub(super) available: bool,
     pub(super) reason: String,
-}
-
-/// The samples of `/metrics` with this name: labels as they stand, and value.
-pub(super) fn samples<'a>(page: &'a str, name: &str) -> impl Iterator<Item = (&'a str, f64)> {
-    page.lines().filter_map(move |line| {
-        let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once('}')?;
-        Some((labels, value.trim().parse().ok()?))
-    })
-}
-
-/// The value of a label. Enough for the gateway's own labels, none of which has a quote in its value.
-pub(super) fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
-    labels.split(',').find_map(|label| {
-        let value = label.strip_prefix(name)?.strip_prefix('=')?;
-        value.strip_prefix('"')?.strip_suffix('"')
-    })
 }
 
 /// Answers by the path that their bodies took.

@@ -9,14 +9,14 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 /// A connection that is kept between requests, and opened anew after an error.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     to: SocketAddr,
     stream: Option<BufReader<TcpStream>>,
 }
 
 impl Connection {
     /// Not open yet.
-    pub(super) fn new(to: SocketAddr) -> Self {
+    pub(crate) fn new(to: SocketAddr) -> Self {
         Self { to, stream: None }
     }
 
@@ -24,7 +24,7 @@ impl Connection {
     ///
     /// # Errors
     /// The connection failed, the answer is not HTTP or ended before its end, or `take` wants no more.
-    pub(super) fn request(
+    pub(crate) fn request(
         &mut self,
         method: &str,
         path: &str,
@@ -61,7 +61,7 @@ impl Connection {
     ///
     /// # Errors
     /// As [`Self::request`].
-    pub(super) fn page(&mut self, path: &str) -> anyhow::Result<Option<String>> {
+    pub(crate) fn page(&mut self, path: &str) -> anyhow::Result<Option<String>> {
         let mut page = String::new();
         let status = self.request("GET", path, "", &mut |line| {
             page.push_str(line);
