@@ -38,6 +38,9 @@ pub struct Report {
     pub kworker_us: f64,
     /// Processor time of other programs by their own clocks, percent of all processors.
     pub programs_percent: f64,
+    /// Processor time that is by no clock, percent of all processors: what began and ended in the
+    /// window, the kernel's threads but its workers, interrupts.
+    pub unexplained_percent: f64,
     /// Processor time that the host took from this machine, percent of all its processors.
     pub steal_percent: f64,
     /// Processor time of everything but gateway, pods and load generator, percent of all

@@ -86,13 +86,16 @@ impl Snapshot {
         let other_percent = percent(busy) - share(ours);
         let [gateway, pod, load] = used;
         let Elsewhere { workers, programs } = &self.elsewhere;
+        let kworker_us = grown(workers, &before.elsewhere.workers);
+        let programs_percent = share(grown(programs, &before.elsewhere.programs));
         Report {
             seconds,
             gateway,
             pod,
             load,
-            kworker_us: grown(workers, &before.elsewhere.workers),
-            programs_percent: share(grown(programs, &before.elsewhere.programs)),
+            kworker_us,
+            programs_percent,
+            unexplained_percent: other_percent - programs_percent - share(kworker_us),
             steal_percent: percent(steal),
             other_percent: other_percent.max(0.0),
             ..Report::default()

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{PathBuf, absolute};
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
 
-use super::Common;
+use super::carried::Carried;
 use super::report::Report;
 use super::target::{Gateway, Target};
 use crate::http::Connection;
@@ -35,8 +35,9 @@ impl Bed {
     ///
     /// # Errors
     /// Something cannot be built or installed, or there is one processor only.
-    pub(super) fn prepare(common: &Common) -> anyhow::Result<Self> {
-        let folder = shell::target().join("bench");
+    pub(super) fn prepare(targets: &[Target], quiet: u32) -> anyhow::Result<Self> {
+        // From the root, for a program may look from elsewhere.
+        let folder = absolute(shell::target())?.join("bench");
         fs::create_dir_all(&folder)?;
         let allowed = sched_getaffinity(Pid::from_raw(0))?;
         let mut processors = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu) == Ok(true));
@@ -45,19 +46,17 @@ impl Bed {
         else {
             bail!("a benchmark needs two processors: one for the gateway, one for pods and load");
         };
-        if common.targets.contains(&Target::Haproxy) {
-            shell::ensure_program("haproxy", "haproxy")?;
-        }
+        targets.iter().try_for_each(|target| target.ensure())?;
         let mut build = shell::cargo();
         build.args(["build", "--release", "--package", "sluice-tests"]);
         build.args(["--bin", "bench-load", "--bin", "bench-pod"]);
-        if common.targets.contains(&Target::Sluice) {
+        if targets.iter().any(|target| target.is_ours()) {
             build.args(["--package", "gateway-user", "--bin", "sluice"]);
         }
         shell::run(&mut build)?;
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-        let quiet = Duration::from_secs(common.quiet.into());
+        let quiet = Duration::from_secs(quiet.into());
         Ok(Self { folder, gateway_processor, load_processor, quiet })
     }
 
@@ -112,6 +111,16 @@ impl Running<'_> {
             gateway.check()?;
         }
         Ok(report)
+    }
+
+    /// What has carried our own gateway's answers until now; nothing of another gateway.
+    ///
+    /// # Errors
+    /// It does not tell.
+    pub(super) fn carried(&self) -> anyhow::Result<Carried> {
+        let Some(admin) = self.gateway.admin else { return Ok(Carried::default()) };
+        let page = Connection::new(admin).page("/metrics")?.context("no metrics page")?;
+        Ok(Carried::of(&page))
     }
 
     fn load(&self, args: &[String]) -> anyhow::Result<Report> {

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde::Serialize;
 
+use super::peers;
 use crate::shell;
 
 /// What the numbers belong to.
@@ -16,6 +17,9 @@ pub(super) struct Host {
     processors: usize,
     kernel: String,
     haproxy: String,
+    nginx: String,
+    /// Gateways from PyPI.
+    peers: &'static [&'static str],
     commit: String,
 }
 
@@ -34,9 +38,9 @@ impl Host {
             processor: models.first().copied().unwrap_or("unknown").to_owned(),
             processors: models.len(),
             kernel: said(Command::new("uname").arg("-r")),
-            haproxy: shell::find("haproxy")
-                .map(|haproxy| said(Command::new(haproxy).arg("-v")))
-                .unwrap_or_default(),
+            haproxy: version("haproxy"),
+            nginx: version("nginx"),
+            peers: peers::versions(),
             commit: said(Command::new("git").current_dir(shell::root()).args(git)),
         }
     }
@@ -44,10 +48,20 @@ impl Host {
 
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { date, processor, processors, kernel, haproxy, commit } = self;
+        let Self { date, processor, processors, kernel, haproxy, nginx, peers, commit } = self;
         writeln!(f, "{date}, {processors} x {processor}, Linux {kernel}, commit {commit}")?;
-        write!(f, "{haproxy}")
+        let versions = [haproxy.as_str(), nginx].into_iter().chain(peers.iter().copied());
+        let versions = versions.filter(|version| !version.is_empty());
+        write!(f, "{}", versions.collect::<Vec<_>>().join("; "))
     }
+}
+
+/// What a program says of itself, wherever it says it; nothing if it is not installed.
+fn version(program: &str) -> String {
+    let Some(file) = shell::find(program) else { return String::new() };
+    let Ok(output) = Command::new(file).arg("-v").output() else { return String::new() };
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    said.lines().next().unwrap_or_default().to_owned()
 }
 
 /// The first line that a program prints.

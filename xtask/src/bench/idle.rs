@@ -27,7 +27,7 @@ pub(super) struct Options {
 /// Measures and prints.
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let Options { seconds, pods, common } = options;
-    let bed = Bed::prepare(common)?;
+    let bed = Bed::prepare(&common.targets, common.quiet)?;
     let mut rows = Vec::new();
     for target in common.targets.iter().filter(|target| **target != Target::Direct) {
         shell::progress(format_args!("{target}: idle for {seconds} s before {pods} pods"));

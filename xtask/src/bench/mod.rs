@@ -5,8 +5,11 @@
 //! itself; pods and load generator share another. The method is told in `docs/benchmarks.md`.
 
 mod bed;
+mod carried;
 mod host;
 mod idle;
+mod noise;
+mod peers;
 // The tests crate would bring the gateway with it; this one file of it is shared.
 #[expect(unreachable_pub, reason = "it is public in the crate that it belongs to")]
 #[path = "../../../tests/bench/report.rs"]
@@ -15,16 +18,23 @@ mod request;
 mod spread;
 mod streams;
 mod target;
+mod tokens;
+mod verdict;
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
 
 use target::Target;
 
 /// Which benchmark.
 #[derive(Args)]
+#[command(arg_required_else_help = true)]
 pub(crate) struct Options {
     #[command(subcommand)]
-    bench: Bench,
+    bench: Option<Bench>,
+    /// Install the other gateways, from the distribution and from PyPI, and measure nothing.
+    #[arg(long, global = true)]
+    install_peers: bool,
 }
 
 #[derive(Subcommand)]
@@ -38,6 +48,10 @@ enum Bench {
     /// Memory with 2,000 streams open, and whether each of them lives.
     #[command(after_help = "Example: cargo xtask bench streams --streams 2000")]
     Streams(streams::Options),
+    /// Cost and delay of a token, by what carries it: nothing, other gateways, each of our paths.
+    #[command(after_help = "Examples: cargo xtask bench tokens --json --plot\n          \
+                            cargo xtask bench tokens --only direct,haproxy,relay --streams 100")]
+    Tokens(tokens::Options),
 }
 
 /// What every benchmark takes.
@@ -59,9 +73,14 @@ struct Common {
 /// # Errors
 /// Something could not be built or started, or ended on its own, or a stream broke.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if options.install_peers {
+        return peers::install();
+    }
     match &options.bench {
-        Bench::Idle(options) => idle::run(options),
-        Bench::Request(options) => request::run(options),
-        Bench::Streams(options) => streams::run(options),
+        Some(Bench::Idle(options)) => idle::run(options),
+        Some(Bench::Request(options)) => request::run(options),
+        Some(Bench::Streams(options)) => streams::run(options),
+        Some(Bench::Tokens(options)) => tokens::run(options),
+        None => bail!("name a benchmark; cargo xtask bench --help lists them"),
     }
 }

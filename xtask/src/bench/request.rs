@@ -13,6 +13,7 @@ use super::host::Host;
 use super::report::{Quantiles, Report};
 use super::spread::{Spread, table, times};
 use super::target::Target;
+use super::verdict::Verdict;
 use crate::shell;
 
 /// How long and how often.
@@ -32,7 +33,7 @@ pub(super) struct Options {
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let Options { seconds, repeats, common } = options;
     ensure!(*seconds > 0 && *repeats > 0, "nothing to measure");
-    let bed = Bed::prepare(common)?;
+    let bed = Bed::prepare(&common.targets, common.quiet)?;
     let mut results: Vec<TestResult> =
         TESTS.iter().map(|test| TestResult::new(test, &common.targets)).collect();
     for repeat in 0..*repeats {
@@ -187,8 +188,8 @@ impl TestResult {
     fn verdicts(&self) -> Vec<Verdict> {
         let name = self.test.name;
         let against = |what, limit, ours: Option<Spread>, theirs: Option<Spread>| {
-            let (ours, theirs) = (ours?, theirs?);
-            Some(Verdict::ratio(format!("{name}: {what}"), limit, ours, theirs))
+            ours.and(theirs)?;
+            Some(Verdict::ratio(format!("{name}: {what}"), limit, "x haproxy", ours, theirs))
         };
         let added = |quantile| {
             (self.added(Target::Sluice, quantile), self.added(Target::Haproxy, quantile))
@@ -204,7 +205,7 @@ impl TestResult {
             DelayLimit::Microseconds(limit) => {
                 let ours = self.added(Target::Sluice, p50);
                 let what = format!("{name}: added TTFT p50");
-                verdicts.push(ours.map(|ours| Verdict::microseconds(what, limit, ours)));
+                verdicts.push(ours.map(|_| Verdict::at_most(what, limit, "us", ours)));
             }
         }
         verdicts.into_iter().flatten().collect()
@@ -256,40 +257,6 @@ impl Summary {
             short(self.other_percent),
             self.errors.to_string(),
         ]
-    }
-}
-
-/// Whether what was asked for was reached.
-#[derive(Serialize)]
-struct Verdict {
-    what: String,
-    pass: bool,
-    value: Option<f64>,
-    limit: f64,
-    unit: &'static str,
-    /// The repeats lie so far apart that another run may say otherwise.
-    uncertain: bool,
-}
-
-impl Verdict {
-    fn ratio(what: String, limit: f64, ours: Spread, theirs: Spread) -> Self {
-        let value = ours.ratio(&theirs);
-        let surely = ours.max <= limit * theirs.min || ours.min > limit * theirs.max;
-        let pass = value.is_some_and(|value| value <= limit);
-        Self { what, pass, value, limit, unit: "x haproxy", uncertain: !surely }
-    }
-
-    fn microseconds(what: String, limit: f64, ours: Spread) -> Self {
-        let surely = ours.max < limit || ours.min >= limit;
-        let (pass, value) = (ours.median < limit, Some(ours.median));
-        Self { what, pass, value, limit, unit: "us", uncertain: !surely }
-    }
-
-    fn print(&self) {
-        let Self { what, pass, value, limit, unit, uncertain } = self;
-        let outcome = if *pass { "pass" } else { "miss" };
-        let note = if *uncertain { "; the repeats lie on both sides" } else { "" };
-        println!("{outcome}  {what}: {} {unit} (at most {limit}){note}", times(*value));
     }
 }
 
@@ -419,20 +386,6 @@ mod tests {
 
     fn spread(min: f64, median: f64, max: f64) -> Spread {
         Spread { median, min, max }
-    }
-
-    #[test]
-    fn a_verdict_is_certain_when_all_repeats_agree() {
-        let haproxy = spread(90.0, 100.0, 110.0);
-        for (ours, pass, uncertain) in [
-            (spread(100.0, 105.0, 110.0), true, false),
-            (spread(100.0, 120.0, 130.0), true, true),
-            (spread(130.0, 135.0, 140.0), false, true),
-            (spread(140.0, 150.0, 160.0), false, false),
-        ] {
-            let verdict = Verdict::ratio(String::new(), 1.25, ours, haproxy);
-            assert_eq!((verdict.pass, verdict.uncertain), (pass, uncertain), "{ours:?}");
-        }
     }
 
     #[test]

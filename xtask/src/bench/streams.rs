@@ -34,7 +34,7 @@ pub(super) struct Options {
 /// Through the gateway not every stream was alive at the end.
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let Options { streams, rate, seconds, common } = options;
-    let bed = Bed::prepare(common)?;
+    let bed = Bed::prepare(&common.targets, common.quiet)?;
     let mut rows = Vec::new();
     for target in &common.targets {
         shell::progress(format_args!("{target}: {streams} streams for {seconds} s"));
