@@ -97,6 +97,9 @@ pub fn now_ns() -> u64 {
     now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
 }
 
+/// In a prompt, before the microseconds from one token of the answer to the next; 0 for none.
+pub const PACE: &[u8] = b"pace_us=";
+
 /// Bytes of a token's text.
 pub const LEN: usize = MARK.len() + 8 + 1 + 20 + 1;
 

@@ -45,11 +45,7 @@ impl Connection {
     }
 
     /// Sends one chat request; returns when the head of the response is there.
-    pub(crate) async fn post(
-        &mut self,
-        body: Bytes,
-        interval_us: u64,
-    ) -> anyhow::Result<Response<Incoming>> {
+    pub(crate) async fn post(&mut self, body: Bytes) -> anyhow::Result<Response<Incoming>> {
         let sender = self.open().await?;
         sender.ready().await.context("connection")?;
         let request = Request::post("/v1/chat/completions")
@@ -58,7 +54,6 @@ impl Connection {
             .header(AUTHORIZATION, "Bearer sk-0123456789abcdef")
             .header(CONTENT_TYPE, "application/json")
             .header(USER_AGENT, "bench-load")
-            .header("x-bench-interval-us", interval_us)
             .body(Full::new(body))?;
         sender.send_request(request).await.context("request")
     }

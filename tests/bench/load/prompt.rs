@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use fastrand::Rng;
+use sluice_tests::bench::event::PACE;
 
 /// Makes request bodies.
 pub(crate) struct Prompts {
@@ -9,11 +10,12 @@ pub(crate) struct Prompts {
     model: String,
     stream: bool,
     max_tokens: u64,
+    pace_us: u64,
     size: usize,
 }
 
 impl Prompts {
-    /// Bodies of about `size` bytes.
+    /// Bodies of about `size` bytes, asking for tokens at once.
     pub(crate) fn new(model: &str, stream: bool, max_tokens: u64, size: usize) -> Self {
         let mut rng = Rng::with_seed(1);
         let words: Vec<String> =
@@ -26,7 +28,12 @@ impl Prompts {
             text.push_str(words.get(index).map_or("", String::as_str));
             text.push(' ');
         }
-        Self { text, model: model.to_owned(), stream, max_tokens, size }
+        Self { text, model: model.to_owned(), stream, max_tokens, pace_us: 0, size }
+    }
+
+    /// The same, asking for a token every so many microseconds.
+    pub(crate) fn paced(self, pace_us: u64) -> Self {
+        Self { pace_us, ..self }
     }
 
     /// The body of request `number`: 60 % of it is one of eight shared prompts.
@@ -36,11 +43,12 @@ impl Prompts {
         let shared = self.piece(group * GROUP_STEP, room * 6 / 10);
         let offset = GROUPS * GROUP_STEP + (number as usize).wrapping_mul(7_919) % 900_000;
         let own = self.piece(offset, room - room * 6 / 10);
-        let Self { model, stream, max_tokens, .. } = self;
+        let Self { model, stream, max_tokens, pace_us, .. } = self;
+        let pace = String::from_utf8_lossy(PACE);
         format!(
             "{{\"model\":\"{model}\",\"stream\":{stream},\"max_tokens\":{max_tokens},\
              \"temperature\":0.7,\"messages\":[\
-             {{\"role\":\"system\",\"content\":\"Prompt {group}: {shared}\"}},\
+             {{\"role\":\"system\",\"content\":\"{pace}{pace_us} Prompt {group}: {shared}\"}},\
              {{\"role\":\"user\",\"content\":\"Request {number}: {own}\"}}]}}"
         )
         .into()
@@ -56,7 +64,7 @@ const GROUPS: usize = 8;
 /// Bytes of text between the starts of two of them.
 const GROUP_STEP: usize = 50_000;
 /// Bytes of a body that are not prompt.
-const OVERHEAD: usize = 190;
+const OVERHEAD: usize = 195;
 
 #[cfg(test)]
 mod tests {

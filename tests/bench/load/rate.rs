@@ -132,7 +132,7 @@ impl Worker {
     }
 
     async fn request(&mut self, Job { due, body }: Job) -> anyhow::Result<()> {
-        let response = self.connection.post(body, 0).await?;
+        let response = self.connection.post(body).await?;
         let (mut first, window, tally) = (None, self.window, &self.tally);
         let got = read(response, |event, now| {
             first.get_or_insert(now);

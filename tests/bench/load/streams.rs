@@ -41,8 +41,8 @@ pub(crate) async fn run(common: &Common, options: &Options) -> anyhow::Result<Re
     ensure!(streams > 0 && rate > 0.0 && open >= 0.0, "no load");
     // More than come before the end, so that none ends by itself.
     let tokens = ((open + common.warmup + common.seconds + 60.0) * rate) as u64 + 60;
-    let prompts = Prompts::new(&common.model, true, tokens, 1_024);
     let interval = ns(1.0 / rate);
+    let prompts = Prompts::new(&common.model, true, tokens, 1_024).paced(interval / 1_000);
     let ahead = Ahead::look()?;
 
     let window = Window::starting_in(open, common);
@@ -58,7 +58,7 @@ pub(crate) async fn run(common: &Common, options: &Options) -> anyhow::Result<Re
         let (body, to) = (prompts.body(number), *to);
         tasks.spawn_local(async move {
             sleep(Duration::from_nanos(due.saturating_sub(now_ns()))).await;
-            let ended = stream.follow(to, ahead, &body, interval / 1_000).await;
+            let ended = stream.follow(to, ahead, &body).await;
             let error = ended.context("a stream").err();
             if let Some(state) = stream.tally.borrow_mut().streams.get_mut(stream.number) {
                 state.error = error.map(|error| format!("{error:#}"));
@@ -90,16 +90,10 @@ struct Stream {
 
 impl Stream {
     /// Asks, and reads the tokens to the end, which comes too early whenever it comes.
-    async fn follow(
-        &self,
-        to: SocketAddr,
-        ahead: Ahead,
-        body: &[u8],
-        interval_us: u64,
-    ) -> anyhow::Result<()> {
+    async fn follow(&self, to: SocketAddr, ahead: Ahead, body: &[u8]) -> anyhow::Result<()> {
         let wire = Wire::open(to, ahead).await?;
         let (mut scanner, mut order) = (Scanner::default(), Order::default());
-        let answered = wire.ask(body, interval_us, |piece, arrival| {
+        let answered = wire.ask(body, |piece, arrival| {
             scanner.feed(piece, |event| {
                 order.take(event);
                 let mut tally = self.tally.borrow_mut();

@@ -86,14 +86,12 @@ impl Wire {
     pub(crate) async fn ask(
         mut self,
         body: &[u8],
-        interval_us: u64,
         mut take: impl FnMut(&[u8], Arrival) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let mut message = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\naccept: */*\r\n\
              authorization: Bearer sk-0123456789abcdef\r\ncontent-type: application/json\r\n\
-             user-agent: bench-load\r\nx-bench-interval-us: {interval_us}\r\n\
-             content-length: {}\r\n\r\n",
+             user-agent: bench-load\r\ncontent-length: {}\r\n\r\n",
             body.len()
         )
         .into_bytes();
@@ -225,7 +223,7 @@ mod tests {
         let client = async {
             let mut body = String::new();
             let wire = Wire::open(to, ahead).await.unwrap();
-            wire.ask(b"{}", 0, |piece, arrival| {
+            wire.ask(b"{}", |piece, arrival| {
                 body.push_str(std::str::from_utf8(piece)?);
                 arrivals.borrow_mut().push(arrival);
                 Ok(())

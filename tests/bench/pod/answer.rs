@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
+use hyper::Request;
 use hyper::body::{Body, Frame, Incoming};
-use hyper::{HeaderMap, Request};
 use memchr::memmem;
-use sluice_tests::bench::event::{Event, now_ns};
+use sluice_tests::bench::event::{Event, PACE, now_ns};
 use tokio::time::{Interval, interval};
 
 use crate::Running;
@@ -23,28 +23,36 @@ pub(crate) enum Answer {
 
 impl Answer {
     /// Reads the request to its end and takes from it: `stream`, `max_tokens`, and how far apart
-    /// the tokens are to come (header `x-bench-interval-us`, 0 for at once).
+    /// the tokens are to come (`pace_us=` in a message, 0 for at once: some gateways drop headers
+    /// and fields that they do not know).
     pub(crate) async fn to(request: Request<Incoming>, model: &str) -> hyper::Result<Self> {
-        let gap_us = gap(request.headers());
         let mut body = request.into_body();
-        // Both fields stand in front, so the rest of a long prompt need not be kept.
-        let (mut front, mut last) = (Vec::new(), None);
+        let (mut front, mut pieces) = (Vec::new(), Vec::new());
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame?.into_data() else { continue };
             let room = FRONT.saturating_sub(front.len()).min(data.len());
             front.extend(data.iter().take(room));
-            last = data.last().copied().or(last);
+            pieces.push(data);
         }
-        if front.first() != Some(&b'{') || last != Some(b'}') {
+        let last = pieces.last().and_then(|piece| piece.last());
+        if front.first() != Some(&b'{') || last != Some(&b'}') {
             return Ok(Self::Bad("the body is no JSON object"));
         }
-        if memmem::find(&front, b"\"stream\":true").is_none() {
-            return Ok(Self::Whole(whole(model)));
+        // As the load generator writes it, all of it stands in front, and the rest of a long prompt
+        // need not be read; as some gateways write it anew, it stands behind the messages.
+        Ok(Self::told_by(&front, model)
+            .or_else(|| Self::told_by(&pieces.concat(), model))
+            .unwrap_or(Self::Bad("no stream, max_tokens or pace")))
+    }
+
+    fn told_by(text: &[u8], model: &str) -> Option<Self> {
+        if memmem::find(text, b"\"stream\":false").is_some() {
+            return Some(Self::Whole(whole(model)));
         }
-        let Some(tokens) = number_after(&front, b"\"max_tokens\":") else {
-            return Ok(Self::Bad("no max_tokens in the first bytes"));
-        };
-        Ok(Self::Stream(Tokens::new(model, tokens, gap_us)))
+        memmem::find(text, b"\"stream\":true")?;
+        let tokens = number_after(text, b"\"max_tokens\":")
+            .or_else(|| number_after(text, b"\"max_completion_tokens\":"))?;
+        Some(Self::Stream(Tokens::new(model, tokens, number_after(text, PACE)?)))
     }
 }
 
@@ -161,18 +169,43 @@ impl Chunk<'_> {
     }
 }
 
-fn gap(headers: &HeaderMap) -> u64 {
-    let value = headers.get("x-bench-interval-us").and_then(|value| value.to_str().ok());
-    value.and_then(|value| value.parse().ok()).unwrap_or(0)
-}
-
 fn number_after(text: &[u8], key: &[u8]) -> Option<u64> {
     let rest = text.get(memmem::find(text, key)? + key.len()..)?;
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     std::str::from_utf8(rest.get(..digits)?).ok()?.parse().ok()
 }
 
-/// Bytes of a request's body that are looked at.
+/// Bytes of a request's body that are looked at first.
 const FRONT: usize = 256;
 /// Every answer's, as long as a real one.
 const ID: &str = "chatcmpl-0123456789abcdef0123456789abcdef";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_says_what_it_wants_in_any_order() {
+        let told = |text: &str| match Answer::told_by(text.as_bytes(), "m") {
+            Some(Answer::Stream(tokens)) => Some(Some((tokens.tokens, tokens.interval.is_some()))),
+            Some(_) => Some(None),
+            None => None,
+        };
+        for (text, expected) in [
+            (
+                r#"{"stream":true,"max_tokens":12,"messages":[{"content":"pace_us=0 x"#,
+                Some(Some((12, false))),
+            ),
+            (
+                r#"{"messages":["pace_us=0"],"max_completion_tokens":7,"stream":true}"#,
+                Some(Some((7, false))),
+            ),
+            (r#"{"stream":false,"max_tokens":1"#, Some(None)),
+            (r#"{"stream":true,"max_tokens":12}"#, None),
+            (r#"{"stream":true,"messages":["pace_us=0"]}"#, None),
+            (r#"{"messages":["pace_us=0"]}"#, None),
+        ] {
+            assert_eq!(told(text), expected, "{text}");
+        }
+    }
+}

@@ -69,14 +69,18 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let targets: BTreeSet<Target> = cells.iter().map(|cell| cell.target).collect();
     let bed = Bed::prepare(&Vec::from_iter(targets), quiet)?;
     for repeat in 0..repeats as usize {
-        // Each repeat begins with another, so that none is always the first.
-        let count = cells.len();
-        for index in (0..count).cycle().skip(repeat % count).take(count) {
-            let Some(cell) = cells.get_mut(index) else { continue };
-            let sample = cell.measure(&bed, seconds);
-            let Cell { load, target, .. } = cell;
-            shell::progress(format_args!("{}/{repeats} {load:8} {target:13} {sample}", repeat + 1));
-            cell.samples.push(sample);
+        for cells in cells.chunk_by_mut(|one, next| one.load == next.load) {
+            // Each repeat begins with another, so that none is always the first.
+            let first = repeat % cells.len();
+            cells.rotate_left(first);
+            for cell in cells.iter_mut() {
+                let sample = cell.measure(&bed, seconds);
+                let Cell { load, target, .. } = cell;
+                let turn = format_args!("{}/{repeats} {load:8} {target:13}", repeat + 1);
+                shell::progress(format_args!("{turn} {sample}"));
+                cell.samples.push(sample);
+            }
+            cells.rotate_right(first);
         }
     }
     let outcome = Outcome::new(cells);
