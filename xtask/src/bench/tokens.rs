@@ -143,6 +143,11 @@ impl Load {
             .filter(move |target| !self.open || matches!(target, Target::Splice | Target::Local))
     }
 
+    /// Behind each gateway. By default ours sends no pod more than 1,024 requests at once.
+    fn pods(self) -> u8 {
+        if self.open { 8 } else { 4 }
+    }
+
     /// For the load generator.
     fn args(self, seconds: u32) -> Vec<String> {
         let Self { streams, rate, .. } = self;
@@ -175,7 +180,7 @@ impl Cell {
 
     /// Measures once, as quietly as the machine is; what fails is a sample that counts for nothing.
     fn measure(&self, bed: &Bed, seconds: u32) -> Sample {
-        let measured = bed.start(self.target, PODS).and_then(|mut running| {
+        let measured = bed.start(self.target, self.load.pods()).and_then(|mut running| {
             sleep(SETTLE);
             quietest(|| self.measure_once(&mut running, seconds))
         });
@@ -233,7 +238,7 @@ struct Sample {
 impl std::fmt::Display for Sample {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(why) = &self.refused {
-            return write!(f, "no result: {why}");
+            write!(f, "no result: {why}; ")?;
         }
         let Report { tokens, gateway, wire_us, errors, first_error, streams, alive, .. } =
             &self.report;
@@ -317,8 +322,6 @@ const LOADS: [Load; 3] = [
     Load { streams: 5_000, rate: 2, open: true },
 ];
 
-/// Behind each gateway.
-const PODS: u8 = 4;
 /// For a gateway to come to rest after its start, or after the streams were left.
 const SETTLE: Duration = Duration::from_millis(500);
 /// For our own gateway to count the answers that were left.

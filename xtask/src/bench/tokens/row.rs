@@ -21,6 +21,8 @@ pub(super) struct Row {
     pub(super) figures: Figures,
     /// Streams that failed, lost a token or fell behind, in all repeats.
     pub(super) errors: u64,
+    /// What the first of them said.
+    first_error: Option<String>,
     /// What carried our own gateway's answers, by its own count, in all repeats.
     carried_by: Carried,
     /// Repeats of which the quietest measurement was noisy still.
@@ -100,6 +102,7 @@ impl Row {
                 Some(_) => Figures::default(),
             },
             errors: samples.iter().map(|sample| errors(&sample.report)).sum(),
+            first_error: samples.iter().find_map(|sample| sample.report.first_error.clone()),
             carried_by,
             noisy: samples.iter().filter(noisy).count(),
             invalid,
@@ -116,7 +119,10 @@ impl Row {
         let Self { name, streams, rate, errors, .. } = self;
         let why = match &self.invalid {
             Some(why) => why.clone(),
-            None if *errors > 0 => format!("{errors} streams failed"),
+            None if *errors > 0 => {
+                let first = self.first_error.as_deref().unwrap_or("they fell behind");
+                format!("{errors} streams failed: {first}")
+            }
             None => return None,
         };
         Some(format!("{name} at {streams}x{rate}: {why}"))
