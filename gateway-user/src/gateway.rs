@@ -35,6 +35,7 @@ pub struct Gateway {
     body_memory: Arc<AtomicUsize>,
     connections: AtomicUsize,
     stop: watch::Sender<bool>,
+    handed_over: AtomicBool,
     cut: watch::Sender<bool>,
     listening: AtomicBool,
 }
@@ -49,7 +50,7 @@ pub struct Memory {
 
 /// A connection's place among those that may be open at once; given back when dropped.
 #[derive(Debug)]
-pub struct Admission<'a>(&'a Gateway);
+pub struct Admission(Arc<Gateway>);
 
 /// A request's id: the client's own, or a new one.
 #[derive(Clone, Debug)]
@@ -83,6 +84,7 @@ impl Gateway {
             body_memory: Arc::default(),
             connections: AtomicUsize::new(0),
             stop: watch::Sender::new(false),
+            handed_over: AtomicBool::new(false),
             cut: watch::Sender::new(false),
             listening: AtomicBool::new(false),
         };
@@ -120,9 +122,9 @@ impl Gateway {
     }
 
     /// A place for one more connection, unless too many are open.
-    pub fn admit(&self) -> Option<Admission<'_>> {
+    pub fn admit(self: &Arc<Self>) -> Option<Admission> {
         let before = self.connections.fetch_add(1, Ordering::Relaxed);
-        let place = Admission(self);
+        let place = Admission(Arc::clone(self));
         (before < self.config.limits.max_connections).then_some(place)
     }
 
@@ -139,6 +141,17 @@ impl Gateway {
     /// Begins to stop: no new connections, no new requests on the old ones.
     pub fn stop(&self) {
         self.stop.send_replace(true);
+    }
+
+    /// As [`Gateway::stop`], when another daemon has the listeners now.
+    pub fn hand_over(&self) {
+        self.handed_over.store(true, Ordering::Release);
+        self.stop();
+    }
+
+    /// Whether another daemon has the listeners now.
+    pub fn is_handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::Acquire)
     }
 
     /// Whether the daemon is stopping.
@@ -265,7 +278,7 @@ impl Drop for Memory {
     }
 }
 
-impl Drop for Admission<'_> {
+impl Drop for Admission {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }

@@ -11,7 +11,8 @@
 //! 8. [`account`]: what is left of the request: counts, times, a log line.
 //!
 //! Beside it: [`config`], [`observe`] (what pods say of themselves), [`watch`] (into the pools), [`publish`] (into the
-//! kernel), [`metrics`], [`admin`] and [`status`] (for operators), [`run`] (start and stop), [`cli`]. [`kernel`] is the only
+//! kernel), [`metrics`], [`admin`] and [`status`] (for operators), [`run`] (start and stop), [`takeover`] (from one daemon to
+//! the next), [`cli`]. [`kernel`] is the only
 //! module that names aya. [`gateway`] is what all parts share, [`client`] the client's socket, [`error`] what a
 //! client is told.
 
@@ -39,5 +40,6 @@ pub mod route;
 pub mod run;
 pub mod schedule;
 pub mod status;
+pub mod takeover;
 pub mod upstream;
 pub mod watch;

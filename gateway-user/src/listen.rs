@@ -22,7 +22,7 @@ use crate::client::{Client, Scratch};
 use crate::config::{Limits, Listener};
 use crate::connection::serve;
 use crate::error::Refusal;
-use crate::gateway::{Gateway, RequestId};
+use crate::gateway::{Admission, Gateway, RequestId};
 use crate::metrics::{Arrival, ListenerMetrics, Refusal as Reason};
 use crate::upstream::Upstreams;
 
@@ -91,18 +91,35 @@ impl Worker {
         *self.stop.borrow()
     }
 
-    /// Returns once the daemon is stopping.
+    /// Returns once the daemon is stopping and a connection that waits for a request should end.
+    ///
+    /// After a takeover that is a little later: the address still serves, so a client has no reason
+    /// to expect that a connection in use ends under its next request. It is answered, and told that
+    /// it was the last.
     pub async fn stopping(&self) {
+        self.closing().await;
+        if self.gateway.is_handed_over() {
+            sleep(HANDED_OVER_IDLE).await;
+        }
+    }
+
+    /// Returns once no connection is to be accepted any more.
+    async fn closing(&self) {
         // The sender lives as long as the gateway, which this worker holds.
         let _ = self.stop.clone().wait_for(|stop| *stop).await;
     }
 }
 
-/// Binds a listener's sockets for `workers` workers.
-pub fn bind(listener: &Listener, workers: usize) -> Result<Vec<TcpListener>, BindError> {
+/// Binds a listener's sockets for `workers` workers. With `shared`, another daemon that lets itself
+/// be relieved may have the port.
+pub fn bind(
+    listener: &Listener,
+    workers: usize,
+    shared: bool,
+) -> Result<Vec<TcpListener>, BindError> {
     let address = SocketAddr::new(listener.address, listener.port);
     let fail = |error| BindError { listener: listener.name.clone(), address, error };
-    if address.port() != 0 {
+    if address.port() != 0 && !shared {
         // SO_REUSEPORT would let a second gateway of the same user share the port unnoticed.
         // Without it the kernel says so.
         drop(socket(address, false).map_err(fail)?);
@@ -153,17 +170,32 @@ fn socket(address: SocketAddr, shared: bool) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Runs a worker until the daemon stops and its connections have ended.
-pub fn run(gateway: Arc<Gateway>, sockets: Vec<Socket>, seed: u64) -> io::Result<()> {
+/// Where connections come in.
+struct Entry {
+    listener: Arc<str>,
+    arrival: Arrival,
+    metrics: Arc<ListenerMetrics>,
+}
+
+/// Runs a worker until the daemon stops and its connections have ended. `accepting` is called once
+/// it takes connections.
+pub fn run(
+    gateway: Arc<Gateway>,
+    sockets: Vec<Socket>,
+    seed: u64,
+    accepting: impl FnOnce(),
+) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = LocalSet::new();
     let worker = Rc::new(Worker::new(gateway, seed));
     local.block_on(&runtime, async move {
-        let mut accepting = Vec::new();
-        for socket in sockets {
-            let listener = tokio::net::TcpListener::from_std(socket.socket.try_clone()?)?;
-            accepting.push(tokio::task::spawn_local(accept(socket, listener, Rc::clone(&worker))));
+        let mut loops = Vec::new();
+        for Socket { listener, socket, arrival, metrics } in sockets {
+            let listening = tokio::net::TcpListener::from_std(socket)?;
+            let entry = Entry { listener, arrival, metrics };
+            loops.push(tokio::task::spawn_local(accept(entry, listening, Rc::clone(&worker))));
         }
+        accepting();
         let sweeper = Rc::clone(&worker);
         tokio::task::spawn_local(async move {
             let mut tick = interval(SWEEP);
@@ -172,7 +204,7 @@ pub fn run(gateway: Arc<Gateway>, sockets: Vec<Socket>, seed: u64) -> io::Result
                 sweeper.upstreams.sweep(tick.tick().await);
             }
         });
-        for task in accepting {
+        for task in loops {
             // An accept loop ends when the daemon stops, and does not panic.
             let _ = task.await;
         }
@@ -181,19 +213,23 @@ pub fn run(gateway: Arc<Gateway>, sockets: Vec<Socket>, seed: u64) -> io::Result
     })
 }
 
-async fn accept(socket: Socket, listening: tokio::net::TcpListener, worker: Rc<Worker>) {
-    let Socket { listener, arrival, metrics, .. } = socket;
+/// Accepts until the daemon stops. The socket is closed then and not shut down: another daemon may
+/// have taken it over.
+async fn accept(entry: Entry, listening: tokio::net::TcpListener, worker: Rc<Worker>) {
+    let Entry { listener, arrival, metrics } = entry;
     let mut complained = None;
     loop {
         let accepted = tokio::select! {
             biased;
             accepted = listening.accept() => accepted,
-            () = worker.stopping() => return,
+            () = worker.closing() => return,
         };
         match accepted {
             Ok((stream, _)) => {
                 metrics.accepted(arrival);
-                tokio::task::spawn_local(connection(stream, Rc::clone(&worker)));
+                // Counted before its task runs, so that a worker that stops waits for it.
+                let place = worker.gateway.admit();
+                tokio::task::spawn_local(connection(stream, place, Rc::clone(&worker)));
             }
             Err(error) => {
                 // Out of descriptors, or the peer is gone already. Trying at once would spin.
@@ -208,8 +244,8 @@ async fn accept(socket: Socket, listening: tokio::net::TcpListener, worker: Rc<W
     }
 }
 
-async fn connection(stream: tokio::net::TcpStream, worker: Rc<Worker>) {
-    let Some(_place) = worker.gateway.admit() else {
+async fn connection(stream: tokio::net::TcpStream, place: Option<Admission>, worker: Rc<Worker>) {
+    let Some(_place) = place else {
         let refusal = Refusal::overloaded(
             "too_many_connections",
             "The gateway has as many connections as limits.maxConnections allows. Try again later.",
@@ -244,6 +280,10 @@ async fn drain(worker: &Worker) {
 /// net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
+/// How long a connection may still wait for a request after a takeover. Clients that keep one for
+/// use keep it in use.
+const HANDED_OVER_IDLE: Duration = Duration::from_secs(5);
+
 /// How often idle connections to pods are looked at.
 const SWEEP: Duration = Duration::from_secs(1);
 
@@ -254,4 +294,4 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const COMPLAIN: Duration = Duration::from_secs(10);
 
 /// How often a stopping worker looks whether its connections have ended.
-pub(crate) const DRAIN_POLL: Duration = Duration::from_millis(20);
+const DRAIN_POLL: Duration = Duration::from_millis(20);

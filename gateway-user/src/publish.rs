@@ -24,16 +24,18 @@ pub struct Steered {
     dropped: Cell<u64>,
 }
 
-/// A listener that is about to be served: its configuration and its bound sockets, one for each worker.
+/// A listener that is about to be served: its configuration and its bound sockets.
 #[derive(Debug)]
 pub struct Bound {
     /// As configured.
     pub listener: Listener,
     /// Where it is bound, with the port that the kernel chose if 0 was asked for.
     pub address: SocketAddr,
-    /// One socket for each worker.
+    /// One socket for each worker, or those of the daemon that ran before.
     pub sockets: Vec<TcpListener>,
-    /// One more for each worker if IPv6 addresses are steered to an IPv4 listener.
+    /// As many at each virtual address that is bound like any other.
+    pub bound_virtual: Vec<(SocketAddr, Vec<TcpListener>)>,
+    /// As many more if IPv6 addresses are steered to an IPv4 listener.
     pub dual: Vec<TcpListener>,
 }
 
@@ -146,7 +148,7 @@ fn steer(config: &Config, bound: &mut [Bound]) -> Result<Steering, String> {
     for (bound, index) in bound.iter_mut().zip(0_u32..) {
         let (v4, v6): (Vec<_>, Vec<_>) =
             destinations(bound).into_iter().partition(|block| block.address.is_ipv4());
-        if !v6.is_empty() && bound.address.is_ipv4() {
+        if !v6.is_empty() && bound.address.is_ipv4() && bound.dual.is_empty() {
             bound.dual = bind_dual(bound.sockets.len()).map_err(|error| {
                 format!("listener `{}`: no IPv6 sockets: {error}", bound.listener.name)
             })?;

@@ -1,19 +1,21 @@
 //! Starts the daemon, in the order in which a failure is cheapest to tell, and stops it.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::{LocalSet, spawn_local};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::admin::{self, Admin};
-use crate::config::{Config, Loaded};
+use crate::config::{Config, Loaded, VirtualAddress};
 use crate::flow::path::Paths;
 use crate::gateway::Gateway;
 use crate::kernel::Flows;
@@ -21,31 +23,75 @@ use crate::listen::{self, bind, bind_all, bind_alone};
 use crate::metrics::Arrival;
 use crate::observe::{self, Target};
 use crate::publish::{Bound, Steered};
+use crate::takeover::{Description, Handed, Handover, Inherited, Predecessor, Role, Successor};
 use crate::watch::PodSink;
 
-/// Runs the daemon until a signal stops it. Fails only before it serves.
-pub fn run(loaded: Loaded) -> anyhow::Result<()> {
+/// Runs the daemon until a signal or a successor stops it. Fails only before it serves.
+///
+/// With `takeover`, it takes the sockets of the daemon that runs, if one does.
+pub fn run(loaded: Loaded, takeover: bool) -> anyhow::Result<()> {
     let Loaded { config, notes } = loaded;
     for note in &notes {
         warn!("{note}");
     }
     raise_descriptors();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (threads, cut) = LocalSet::new().block_on(&runtime, daemon(config, takeover))?;
+    for thread in threads {
+        if thread.join().is_err() {
+            warn!("a worker ended by a panic");
+        }
+    }
+    info!("stopped; {cut} connections were cut");
+    Ok(())
+}
+
+/// Starts everything and goes on with [`control`]. Returns what that does, and the workers.
+async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandle<()>>, usize)> {
     let workers = match config.workers {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         workers => workers,
     };
-    let mut bound = bind_listeners(&config, workers)?;
-    let admin = bind_alone(config.admin)
-        .with_context(|| format!("admin: cannot listen on {}", config.admin))?;
+    let (predecessor, mut inherited) = match takeover {
+        true => ask_predecessor(config.admin).await?,
+        false => (None, Inherited::default()),
+    };
+    let mut bound = bind_listeners(&config, workers, &mut inherited)?;
+    let admin = match inherited.take_admin(config.admin) {
+        Some(socket) => socket,
+        None => bind_alone(config.admin)
+            .with_context(|| format!("admin: cannot listen on {}", config.admin))?,
+    };
+    for address in inherited.left() {
+        warn!("{address} is not served any more: it is not in the configuration");
+    }
+    drop(inherited);
     let paths = Paths::start(&config, &ports(&bound));
     let gateway = Arc::new(Gateway::new(config, paths, fastrand::u64(..)));
+    let changed = Rc::new(Notify::new());
+    watch_pods(&gateway, &changed);
+    if predecessor.is_some() {
+        // It serves meanwhile, and knows the adapters, which this one has to learn first.
+        see_pods(&gateway).await;
+    }
     let steered = Rc::new(Steered::start(&gateway.config, &mut bound));
     if !steered.is_on() {
-        bind_virtual(&mut bound);
+        bind_virtual(&mut bound, workers);
     }
     let addresses: Vec<SocketAddr> = bound.iter().map(|bound| bound.address).collect();
-    let threads = start_workers(&gateway, bound, workers, steered.is_on())?;
+    let handed = copies(&bound, &admin)?;
+    let (threads, mut ended) = start_workers(&gateway, bound, workers, steered.is_on()).await?;
     gateway.set_listening();
+    if let Some(predecessor) = predecessor {
+        let pid = predecessor.pid;
+        match predecessor.relieve().await {
+            Ok(()) => info!("taken over from process {pid}, which finishes its streams and leaves"),
+            Err(error) => warn!("taken over from process {pid}, which has not said so: {error}"),
+        }
+    }
+    let handover = Handover::new(admin.local_addr()?, handed)
+        .inspect_err(|error| warn!("no other gateway can take over from this one: {error}"))
+        .ok();
     info!(
         version = env!("CARGO_PKG_VERSION"),
         workers,
@@ -54,15 +100,27 @@ pub fn run(loaded: Loaded) -> anyhow::Result<()> {
         addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         admin.local_addr().unwrap_or(gateway.config.admin),
     );
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let cut = LocalSet::new().block_on(&runtime, control(&gateway, admin, &steered))?;
-    for thread in threads {
-        if thread.join().is_err() {
-            warn!("a worker ended by a panic");
+    let cut = control(&gateway, admin, &steered, handover, &changed, &mut ended).await?;
+    Ok((threads, cut))
+}
+
+/// The daemon that runs, if one does, and its sockets.
+async fn ask_predecessor(admin: SocketAddr) -> anyhow::Result<(Option<Predecessor>, Inherited)> {
+    let asked = Predecessor::ask(admin).await;
+    let asked = asked.with_context(|| {
+        format!("cannot take over from the gateway whose admin address is {admin}")
+    })?;
+    Ok(match asked {
+        Some((predecessor, sockets)) => {
+            let (pid, count) = (predecessor.pid, sockets.len());
+            info!("taking over {count} sockets from process {pid}");
+            (Some(predecessor), Inherited::new(sockets))
         }
-    }
-    info!("stopped; {cut} connections were cut");
-    Ok(())
+        None => {
+            info!("no gateway runs with the admin address {admin}: nothing to take over");
+            (None, Inherited::default())
+        }
+    })
 }
 
 /// Where clients arrive.
@@ -80,28 +138,45 @@ fn ports(bound: &[Bound]) -> Vec<u16> {
     ports
 }
 
-fn bind_listeners(config: &Config, workers: usize) -> anyhow::Result<Vec<Bound>> {
+fn bind_listeners(
+    config: &Config,
+    workers: usize,
+    inherited: &mut Inherited,
+) -> anyhow::Result<Vec<Bound>> {
     let mut all = Vec::with_capacity(config.listeners.len());
     for listener in &config.listeners {
-        let sockets = bind(listener, workers)?;
+        let wanted = SocketAddr::new(listener.address, listener.port);
+        let shared = inherited.has_port(listener.port);
+        let mut sockets = inherited.take_at(&listener.name, wanted);
+        if sockets.is_empty() {
+            sockets = bind(listener, workers, shared)?;
+        }
         let address = match sockets.first() {
             Some(socket) => socket.local_addr()?,
-            None => SocketAddr::new(listener.address, listener.port),
+            None => wanted,
         };
-        all.push(Bound { listener: listener.clone(), address, sockets, dual: Vec::new() });
+        // Steered to or not, what waits in their queues is to be served.
+        let bound_virtual = (listener.virtual_addresses.iter().filter(|block| is_single(block)))
+            .map(|block| SocketAddr::new(block.address, block.port))
+            .map(|address| (address, inherited.take_at(&listener.name, address)))
+            .filter(|(_, sockets)| !sockets.is_empty())
+            .collect();
+        let dual = inherited.take_dual(&listener.name);
+        all.push(Bound { listener: listener.clone(), address, sockets, bound_virtual, dual });
     }
     Ok(all)
 }
 
 /// Without steering, single virtual addresses are bound like any other; blocks cannot be.
-fn bind_virtual(bound: &mut [Bound]) {
-    for Bound { listener, sockets, .. } in bound {
-        let workers = sockets.len();
+fn bind_virtual(bound: &mut [Bound], workers: usize) {
+    for Bound { listener, bound_virtual, .. } in bound {
         for block in &listener.virtual_addresses {
             let address = SocketAddr::new(block.address, block.port);
-            let single = block.prefix == if block.address.is_ipv4() { 32 } else { 128 };
+            if bound_virtual.iter().any(|(bound, _)| *bound == address) {
+                continue;
+            }
             match bind_all(address, workers) {
-                Ok(more) if single => sockets.extend(more),
+                Ok(sockets) if is_single(block) => bound_virtual.push((address, sockets)),
                 Ok(_) => warn!(
                     "listener `{}`: {}/{} port {} is not served: only steering can take a block of \
                      addresses",
@@ -115,61 +190,123 @@ fn bind_virtual(bound: &mut [Bound]) {
     }
 }
 
-fn start_workers(
+fn is_single(block: &VirtualAddress) -> bool {
+    block.prefix == if block.address.is_ipv4() { 32 } else { 128 }
+}
+
+/// What is handed to a successor: a copy of every listening socket.
+fn copies(bound: &[Bound], admin: &TcpListener) -> io::Result<Vec<Handed>> {
+    let mut all = Vec::new();
+    let mut add = |role, listener: &str, sockets: &[TcpListener]| {
+        for socket in sockets {
+            let (listener, address) = (listener.to_owned(), socket.local_addr()?);
+            let description = Description { role, listener, address };
+            all.push(Handed { description, socket: socket.try_clone()? });
+        }
+        io::Result::Ok(())
+    };
+    for Bound { listener, sockets, bound_virtual, dual, .. } in bound {
+        add(Role::Own, &listener.name, sockets)?;
+        for (_, sockets) in bound_virtual {
+            add(Role::Virtual, &listener.name, sockets)?;
+        }
+        add(Role::Dual, &listener.name, dual)?;
+    }
+    add(Role::Admin, "", std::slice::from_ref(admin))?;
+    Ok(all)
+}
+
+/// Starts the workers, and returns when they accept, with what is closed when they have ended.
+async fn start_workers(
     gateway: &Arc<Gateway>,
     bound: Vec<Bound>,
     workers: usize,
     steered: bool,
-) -> io::Result<Vec<JoinHandle<()>>> {
-    let arrival = if steered { Arrival::SkLookup } else { Arrival::Userspace };
+) -> anyhow::Result<(Vec<JoinHandle<()>>, mpsc::UnboundedReceiver<()>)> {
+    let shares = share(gateway, bound, workers, steered)?;
+    let (accepting, mut ended) = mpsc::unbounded_channel();
+    let mut threads = Vec::with_capacity(workers);
+    for (index, share) in shares.into_iter().enumerate() {
+        let gateway = Arc::clone(gateway);
+        let accepting = accepting.clone();
+        let work = move || {
+            let accepting = || {
+                // Nobody waits for it any more if another worker has failed.
+                let _ = accepting.send(());
+            };
+            let ran = listen::run(Arc::clone(&gateway), share, fastrand::u64(..), accepting);
+            if let Err(error) = ran {
+                warn!("worker {index} could not start: {error}");
+                gateway.stop();
+            }
+        };
+        threads.push(std::thread::Builder::new().name(format!("worker-{index}")).spawn(work)?);
+    }
+    drop(accepting);
+    for _ in 0..workers {
+        ended.recv().await.context("a worker could not start")?;
+    }
+    Ok((threads, ended))
+}
+
+/// The sockets that each worker is to have.
+fn share(
+    gateway: &Gateway,
+    bound: Vec<Bound>,
+    workers: usize,
+    steered: bool,
+) -> io::Result<Vec<Vec<listen::Socket>>> {
     let mut shares: Vec<Vec<listen::Socket>> = (0..workers).map(|_| Vec::new()).collect();
-    for Bound { listener, sockets, dual, .. } in bound {
+    for Bound { listener, sockets, bound_virtual, dual, .. } in bound {
         let metrics = gateway.metrics.listener(&listener.name);
         let name: Arc<str> = listener.name.into();
-        // Sockets come in groups of one for each worker.
-        for (socket, worker) in sockets.into_iter().chain(dual).zip((0..workers).cycle()) {
-            if let Some(share) = shares.get_mut(worker) {
-                share.push(listen::Socket {
-                    listener: Arc::clone(&name),
-                    socket,
-                    arrival,
-                    metrics: Arc::clone(&metrics),
-                });
+        let arrival = if steered { Arrival::SkLookup } else { Arrival::Userspace };
+        let groups = [(sockets, arrival), (dual, arrival)].into_iter();
+        let bound_virtual = bound_virtual.into_iter().map(|(_, group)| (group, Arrival::Userspace));
+        for (group, arrival) in groups.chain(bound_virtual) {
+            for (socket, worker) in spread(group, workers)?.into_iter().zip((0..workers).cycle()) {
+                if let Some(share) = shares.get_mut(worker) {
+                    share.push(listen::Socket {
+                        listener: Arc::clone(&name),
+                        socket,
+                        arrival,
+                        metrics: Arc::clone(&metrics),
+                    });
+                }
             }
         }
     }
-    shares
-        .into_iter()
-        .enumerate()
-        .map(|(index, share)| {
-            let gateway = Arc::clone(gateway);
-            std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-                if let Err(error) = listen::run(Arc::clone(&gateway), share, fastrand::u64(..)) {
-                    warn!("worker {index} could not start: {error}");
-                    gateway.stop();
-                }
-            })
-        })
-        .collect()
+    Ok(shares)
 }
 
-/// The control thread's work: signals, scrapes, scores, admin pages. Returns when the daemon has
+/// At least one of the sockets for each worker: a daemon before this one may have had fewer. To
+/// bind more would add queues that go with this process if it does not come to take over.
+fn spread(mut sockets: Vec<TcpListener>, workers: usize) -> io::Result<Vec<TcpListener>> {
+    let missing = workers.saturating_sub(sockets.len());
+    let copies = sockets.iter().cycle().take(missing).map(TcpListener::try_clone);
+    let copies: Vec<TcpListener> = copies.collect::<io::Result<_>>()?;
+    sockets.extend(copies);
+    Ok(sockets)
+}
+
+/// The control thread's work: signals, successors, scores, admin pages. Returns when the daemon has
 /// stopped, with how many connections had to be cut for that.
 async fn control(
     gateway: &Arc<Gateway>,
-    admin: std::net::TcpListener,
+    admin: TcpListener,
     steered: &Rc<Steered>,
+    handover: Option<Handover>,
+    changed: &Rc<Notify>,
+    ended: &mut mpsc::UnboundedReceiver<()>,
 ) -> io::Result<usize> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let admin = tokio::net::TcpListener::from_std(admin)?;
     let pages = Admin { gateway: Arc::clone(gateway), steered: Rc::clone(steered) };
-    let serving = spawn_local(admin::serve(admin, pages));
-    let changed = Rc::new(Notify::new());
-    watch_pods(gateway, &changed);
+    let mut serving = spawn_local(admin::serve(admin, pages));
     let publisher = {
         let (gateway, steered, changed) =
-            (Arc::clone(gateway), Rc::clone(steered), Rc::clone(&changed));
+            (Arc::clone(gateway), Rc::clone(steered), Rc::clone(changed));
         spawn_local(async move { steered.publish(&gateway, &changed).await })
     };
     let flows = gateway.paths.flows.as_ref();
@@ -177,32 +314,65 @@ async fn control(
         spawn_local(log.follow());
     }
     let mut stopped = gateway.stop_signal();
-    tokio::select! {
-        _ = terminate.recv() => info!("stopping: SIGTERM"),
-        _ = interrupt.recv() => info!("stopping: SIGINT"),
+    let successor = tokio::select! {
+        _ = terminate.recv() => {
+            info!("stopping: SIGTERM");
+            None
+        }
+        _ = interrupt.recv() => {
+            info!("stopping: SIGINT");
+            None
+        }
         // A worker gave up.
-        _ = stopped.wait_for(|stop| *stop) => {}
-    }
-    gateway.stop();
+        _ = stopped.wait_for(|stop| *stop) => None,
+        successor = taken_over(handover.as_ref()) => {
+            info!("stopping: process {} has taken over", successor.pid);
+            Some(successor)
+        }
+    };
     publisher.abort();
+    if successor.is_some() {
+        gateway.hand_over();
+    } else {
+        gateway.stop();
+    }
     steered.stop();
-    let cut = drain(gateway, &mut terminate, &mut interrupt).await;
+    match (handover, successor) {
+        (Some(handover), Some(successor)) => {
+            serving.abort();
+            // Ended, it has closed its socket.
+            let _ = (&mut serving).await;
+            successor.release(handover).await;
+        }
+        (Some(handover), None) => {
+            handover.withdraw();
+            spawn_local(async move { handover.taken_over().await });
+        }
+        (None, _) => {}
+    }
+    let cut = drain(gateway, ended, &mut terminate, &mut interrupt).await;
     serving.abort();
     Ok(cut)
 }
 
-/// Waits for the connections to end, but no longer than the limit; a second signal ends the wait.
+/// Returns once another daemon has taken over.
+async fn taken_over(handover: Option<&Handover>) -> Successor {
+    match handover {
+        Some(handover) => handover.taken_over().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for the workers to end, which they do with their connections, but no longer than the
+/// limit; a second signal ends the wait.
 /// Then has the workers cut those that are left, and says how many.
 async fn drain(
     gateway: &Gateway,
+    ended: &mut mpsc::UnboundedReceiver<()>,
     terminate: &mut tokio::signal::unix::Signal,
     interrupt: &mut tokio::signal::unix::Signal,
 ) -> usize {
-    let wait = tokio::time::timeout(gateway.config.limits.drain_timeout, async {
-        while gateway.connections() > 0 {
-            tokio::time::sleep(listen::DRAIN_POLL).await;
-        }
-    });
+    let wait = timeout(gateway.config.limits.drain_timeout, ended.recv());
     tokio::select! {
         _ = wait => {}
         _ = terminate.recv() => {}
@@ -234,6 +404,20 @@ fn watch_pods(gateway: &Arc<Gateway>, changed: &Rc<Notify>) {
     }
 }
 
+/// Waits until every pod has been asked or found unreachable, but not long.
+async fn see_pods(gateway: &Gateway) {
+    let seen = async {
+        while !gateway.pools.iter().all(|pool| {
+            let status = pool.status(Instant::now());
+            status.iter().all(|pod| pod.view.age.is_some() || pod.trouble.is_some())
+        }) {
+            sleep(LOOK).await;
+        }
+    };
+    // Later than that, requests go to pods that are not known yet, as after any start.
+    let _ = timeout(SEE_PODS, seen).await;
+}
+
 /// As many descriptors as the process may have: two for each request under way.
 fn raise_descriptors() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -243,3 +427,9 @@ fn raise_descriptors() {
         warn!("the limit of open descriptors could not be raised: {error}");
     }
 }
+
+/// How often it is looked whether all pods have been seen.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// How long a daemon that takes over looks for its pods first.
+const SEE_PODS: Duration = Duration::from_secs(2);

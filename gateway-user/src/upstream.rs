@@ -157,12 +157,17 @@ mod tests {
         let address = near.stream.local_addr().unwrap();
         upstreams.keep(pods[0].id, Use::Answers, near, now);
         assert!(upstreams.idle(&pods[1], Use::Answers, now).is_none(), "another pod's");
-        let kept = upstreams.idle(&pods[0], Use::Answers, now + KEEP_IDLE - Duration::from_millis(1)).unwrap();
+        let kept = upstreams
+            .idle(&pods[0], Use::Answers, now + KEEP_IDLE - Duration::from_millis(1))
+            .unwrap();
         assert!(kept.reused);
         assert_eq!(kept.stream.local_addr().unwrap(), address);
         assert!(upstreams.idle(&pods[0], Use::Answers, now).is_none(), "it was taken");
         upstreams.keep(pods[0].id, Use::Answers, kept, now);
-        assert!(upstreams.idle(&pods[0], Use::Answers, now + KEEP_IDLE).is_none(), "the pod may close it now");
+        assert!(
+            upstreams.idle(&pods[0], Use::Answers, now + KEEP_IDLE).is_none(),
+            "the pod may close it now"
+        );
     }
 
     #[tokio::test]

@@ -33,4 +33,5 @@ mod retries;
 mod signals;
 mod steer;
 mod streams;
+mod takeover;
 mod upstream;

@@ -22,6 +22,7 @@ pub struct Gateway {
     pub admin: SocketAddr,
     child: Child,
     log: Arc<Mutex<String>>,
+    reading: Option<thread::JoinHandle<()>>,
     config: PathBuf,
 }
 
@@ -42,6 +43,8 @@ pub struct Plan {
     pub ports: Option<(u16, u16)>,
     /// The command that starts the gateway, whose own words come behind it; none to start it directly.
     pub command: Vec<String>,
+    /// Further words behind `run --config FILE`.
+    pub options: Vec<String>,
 }
 
 impl Plan {
@@ -56,6 +59,7 @@ impl Plan {
             listener: String::new(),
             ports: None,
             command: Vec::new(),
+            options: Vec::new(),
         }
     }
 
@@ -105,8 +109,30 @@ impl Gateway {
         gateway
     }
 
+    /// Starts a gateway that is to take over from this one, and waits until it has.
+    pub fn successor(&self, plan: &Plan) -> Self {
+        Self::launch(&self.succeeding(plan))
+    }
+
+    /// As `plan`, to take over from this gateway.
+    pub fn succeeding(&self, plan: &Plan) -> Plan {
+        Plan {
+            ports: Some((self.address.port(), self.admin.port())),
+            options: vec!["--takeover".into()],
+            ..plan.clone()
+        }
+    }
+
     /// Starts a gateway and waits only until it listens.
     pub fn launch(plan: &Plan) -> Self {
+        match Self::try_launch(plan) {
+            Ok(gateway) => gateway,
+            Err(log) => panic!("sluice ended:\n{log}"),
+        }
+    }
+
+    /// As [`Gateway::launch`], for one that may fail; then its log is returned.
+    pub fn try_launch(plan: &Plan) -> Result<Self, String> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let config =
@@ -125,6 +151,7 @@ impl Gateway {
         let mut child = command
             .args(["run", "--config"])
             .arg(&config)
+            .args(&plan.options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -133,27 +160,34 @@ impl Gateway {
         let log = Arc::new(Mutex::new(String::new()));
         let stderr = child.stderr.take().expect("stderr is piped");
         let kept = Arc::clone(&log);
-        thread::spawn(move || {
+        let reading = thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
                 kept.push_str(&line);
                 kept.push('\n');
             }
         });
+        let reading = Some(reading);
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
-        let mut gateway = Self { address: nowhere, admin: nowhere, child, log, config };
+        let mut gateway = Self { address: nowhere, admin: nowhere, child, log, reading, config };
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some((address, admin)) = gateway.listening() {
                 (gateway.address, gateway.admin) = (address, admin);
-                return gateway;
+                return Ok(gateway);
             }
-            if let Some(status) = gateway.exited() {
-                panic!("sluice ended with {status}:\n{}", gateway.log());
+            if gateway.exited().is_some() {
+                gateway.read_log();
+                return Err(gateway.log());
             }
             assert!(Instant::now() < deadline, "sluice does not listen:\n{}", gateway.log());
             thread::sleep(TICK);
         }
+    }
+
+    /// What it said last may not have been read yet when it has ended.
+    fn read_log(&mut self) {
+        let _ = self.reading.take().map(thread::JoinHandle::join);
     }
 
     /// Where it says that it listens: the kernel chose the ports, so that no two tests meet.
@@ -162,7 +196,8 @@ impl Gateway {
         let (_, line) = log.split_once("listening on ")?;
         let (addresses, rest) = line.split_once(", admin on ")?;
         let admin = rest.split_whitespace().next()?;
-        Some((addresses.parse().ok()?, admin.parse().ok()?))
+        let first = addresses.split(", ").next()?;
+        Some((first.parse().ok()?, admin.parse().ok()?))
     }
 
     /// What it has logged.
@@ -252,6 +287,7 @@ impl Gateway {
         let deadline = Instant::now() + within;
         loop {
             if let Some(status) = self.exited() {
+                self.read_log();
                 return status;
             }
             assert!(Instant::now() < deadline, "sluice still runs:\n{}", self.log());

@@ -33,6 +33,10 @@ enum Command {
         /// The configuration, see `sluice check --defaults`.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Take the listeners of the gateway that runs with this admin address, without refusing a
+        /// connection; it finishes its streams and leaves. With none running, start as usual.
+        #[arg(long)]
+        takeover: bool,
     },
     /// Check a configuration and print what is in effect, with every default.
     #[command(after_help = "Example: sluice check --config gateway.yaml")]
@@ -58,7 +62,7 @@ pub fn main() -> ExitCode {
     let Args { command, log_format } = Args::parse();
     start_log(log_format);
     match command {
-        Command::Run { config } => serve(&config),
+        Command::Run { config, takeover } => serve(&config, takeover),
         Command::Check(options) => check::run(&options).unwrap_or_else(|error| {
             eprintln!("sluice: {error:#}");
             ExitCode::FAILURE
@@ -68,7 +72,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn serve(path: &std::path::Path) -> ExitCode {
+fn serve(path: &std::path::Path, takeover: bool) -> ExitCode {
     let loaded = match config::load(path) {
         Ok(loaded) => loaded,
         Err(errors) => {
@@ -76,7 +80,7 @@ fn serve(path: &std::path::Path) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match run::run(loaded) {
+    match run::run(loaded, takeover) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("sluice: {error:#}");

@@ -1,10 +1,10 @@
 //! The effective configuration as a document with every default, which reads back as the same
 //! configuration.
 
-use super::document::{FlowPath, 
-    Admin, ApiVersion, AppProtocol, Bbr, InferenceGatewayConfig, Kernel, Kind, Limits, Listener,
-    Metadata, Metrics, Mode, Pod, Protocol, SaturationLimits, Scheduler, Spec, VirtualAddress,
-    WeightMap,
+use super::document::{
+    Admin, ApiVersion, AppProtocol, Bbr, FlowPath, InferenceGatewayConfig, Kernel, Kind, Limits,
+    Listener, Metadata, Metrics, Mode, Pod, Protocol, SaturationLimits, Scheduler, Spec,
+    VirtualAddress, WeightMap,
 };
 use super::units::{Block, KubeDuration, Size};
 use super::{Config, MetricsSource};

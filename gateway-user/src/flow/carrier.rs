@@ -214,8 +214,7 @@ impl Carrier for Splice<'_> {
             match socket {
                 Socket::Live(stream) => {
                     stream.readable().await?;
-                    let read =
-                        scratch.try_read(stream, |bytes| take(offers.take_back(), bytes));
+                    let read = scratch.try_read(stream, |bytes| take(offers.take_back(), bytes));
                     match read {
                         Ok(count) => {
                             *received += count as u64;

@@ -266,8 +266,7 @@ async fn pass(
     // What was wrong before the content has been counted.
     let was_fine = answer.trouble.is_none();
     let Answer { mut upstream, head, body, framing, excess, tail, closed, received, .. } = answer;
-    let response =
-        Response { event_stream: stream, unchanged: !(head.chunked && side.http10) };
+    let response = Response { event_stream: stream, unchanged: !(head.chunked && side.http10) };
     let mut plan = Plan::new(response, upstream.link.as_ref().map_err(|reason| *reason));
     if let Plan::Kernel(_) = plan
         && client.receiver.is_none()
@@ -283,9 +282,9 @@ async fn pass(
     let watch = Watch { reader, input, scratch: &worker.scratch };
     let to = To { side, watch, writer: Writer::new(half, counted), worker };
     let kernel = match (plan, receiver) {
-        (Plan::Kernel(path), Some(receiver)) => upstream
-            .take_link()
-            .map(|link| (path, link, &*receiver)),
+        (Plan::Kernel(path), Some(receiver)) => {
+            upstream.take_link().map(|link| (path, link, &*receiver))
+        }
         _ => None,
     };
     let delivered = match kernel {

@@ -72,8 +72,7 @@ impl Paths {
         };
         let unwanted = || Off::new(PathReason::Off, "turned off by kernel.paths");
         let turned_off = |path| (!wanted(path)).then(unwanted);
-        let (local, splice) =
-            (turned_off(kernel::Path::Local), turned_off(kernel::Path::Splice));
+        let (local, splice) = (turned_off(kernel::Path::Local), turned_off(kernel::Path::Splice));
         let mut paths = match Flows::start(kernel.log, ports, wanted) {
             Ok((flows, works)) => {
                 let unfit = |off: Option<Off>, works: Result<(), kernel::Unfit>| {
@@ -84,8 +83,7 @@ impl Paths {
             }
             Err(unfit) => {
                 let unfit = || Off::unfit(&unfit);
-                let (local, splice) =
-                    (local.unwrap_or_else(unfit), splice.unwrap_or_else(unfit));
+                let (local, splice) = (local.unwrap_or_else(unfit), splice.unwrap_or_else(unfit));
                 Self { flows: None, local: Some(local), splice: Some(splice) }
             }
         };

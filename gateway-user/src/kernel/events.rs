@@ -31,9 +31,7 @@ impl Reader {
         let fd = unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) };
         epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, RING))?;
         epoll.add(ended.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, ENDED))?;
-        thread::Builder::new()
-            .name("kernel-events".into())
-            .spawn(move || self.read(&returned))?;
+        thread::Builder::new().name("kernel-events".into()).spawn(move || self.read(&returned))?;
         Ok(())
     }
 

@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 use aya::Ebpf;
 use aya::maps::{HashMap, MapData, MapError, SockHash};
 use gateway_common::enrol::{Pair, Pairing, mapped};
-use gateway_common::flow::{Carried, Connection, Flow, KERNEL, LOCAL, MAX_FLOWS, Offer, SPLICE, Tail};
+use gateway_common::flow::{
+    Carried, Connection, Flow, KERNEL, LOCAL, MAX_FLOWS, Offer, SPLICE, Tail,
+};
 use gateway_common::framing::Framing;
 use gateway_common::limits::{SEND_BUFFER, WINDOW};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -234,14 +236,8 @@ impl Flows {
         let connection = inner.slots.lock().take(Instant::now()).ok_or(LinkError::Full)?;
         // Nobody knows the slot yet, and who had it before has let go of it long ago.
         inner.flows.write(connection.slot, Flow::new(connection.generation));
-        let link = Link {
-            flows: Arc::clone(inner),
-            connection,
-            cookie,
-            path: None,
-            turn: 0,
-            pair: None,
-        };
+        let link =
+            Link { flows: Arc::clone(inner), connection, cookie, path: None, turn: 0, pair: None };
         inner.connections.lock().insert(cookie, connection, 0)?;
         Ok(link)
     }
@@ -287,7 +283,10 @@ impl Flows {
 impl std::fmt::Debug for Flows {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Inner { local, splice, .. } = &*self.inner;
-        f.debug_struct("Flows").field("local", local).field("splice", splice).finish_non_exhaustive()
+        f.debug_struct("Flows")
+            .field("local", local)
+            .field("splice", splice)
+            .finish_non_exhaustive()
     }
 }
 

@@ -160,9 +160,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, name: &str) -> Result<(), Unfit> {
 pub(super) fn attach_sk_msg(ebpf: &mut Ebpf, name: &str, map: &SockMapFd) -> Result<(), Unfit> {
     let program: &mut SkMsg = program(ebpf, name)?;
     program.load().map_err(|error| Unfit::program("load sk_msg programs", name, error))?;
-    program
-        .attach(map)
-        .map_err(|error| Unfit::program("attach sk_msg programs", name, error))?;
+    program.attach(map).map_err(|error| Unfit::program("attach sk_msg programs", name, error))?;
     Ok(())
 }
 
@@ -170,9 +168,7 @@ pub(super) fn attach_sk_msg(ebpf: &mut Ebpf, name: &str, map: &SockMapFd) -> Res
 pub(super) fn attach_sk_skb(ebpf: &mut Ebpf, name: &str, map: &SockMapFd) -> Result<(), Unfit> {
     let program: &mut SkSkb = program(ebpf, name)?;
     program.load().map_err(|error| Unfit::program("load sk_skb programs", name, error))?;
-    program
-        .attach(map)
-        .map_err(|error| Unfit::program("attach sk_skb programs", name, error))?;
+    program.attach(map).map_err(|error| Unfit::program("attach sk_skb programs", name, error))?;
     Ok(())
 }
 
@@ -211,7 +207,8 @@ pub(super) fn share<T: aya::Pod>(
     let Some(Map::Array(data)) = ebpf.take_map(name) else {
         return Err(Unfit::Object(format!("no array {name}")));
     };
-    let info = data.info().map_err(|error| Unfit::map(&format!("ask for the map {name}"), error))?;
+    let info =
+        data.info().map_err(|error| Unfit::map(&format!("ask for the map {name}"), error))?;
     if (info.max_entries(), info.value_size() as usize) != (count, size_of::<T>()) {
         return Err(Unfit::Object(format!("{name} is laid out otherwise")));
     }
@@ -314,17 +311,8 @@ const ENROL_PODS: &str = "ENROL_PODS";
 const EVENTS: &str = "EVENTS";
 const PAGE: u32 = 4096;
 
-const FLOW_MAPS: [&str; 9] = [
-    "ACKED",
-    "CLIENTS",
-    "CONNECTIONS",
-    "FLOWS",
-    "PAIRS",
-    "PODS",
-    "PORTS",
-    "TAILS",
-    "UPSTREAMS",
-];
+const FLOW_MAPS: [&str; 9] =
+    ["ACKED", "CLIENTS", "CONNECTIONS", "FLOWS", "PAIRS", "PODS", "PORTS", "TAILS", "UPSTREAMS"];
 const STEERING_MAPS: [&str; 4] = ["COUNTERS", "DESTINATIONS", "LISTENERS", "SCORES"];
 
 /// aya-log's names: of the level and of the ring buffer.

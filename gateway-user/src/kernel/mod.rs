@@ -25,5 +25,5 @@ pub use load::Unfit;
 pub use log::KernelLogReader;
 pub use probe::{Feature, probe};
 pub use scores::{Publication, PublishedScore, ScoreEntry};
-pub use trial::{Failed, trial};
 pub use steer::{ListenerCounters, SteerError, Steering};
+pub use trial::{Failed, trial};

@@ -56,8 +56,7 @@ impl<T: Pod> SharedArray<T> {
         for word in 0..size_of::<T>() / 8 {
             // SAFETY: within the value, which is a whole number of aligned words without padding that
             // matters.
-            let word_value =
-                unsafe { (&raw const value).cast::<u64>().add(word).read_unaligned() };
+            let word_value = unsafe { (&raw const value).cast::<u64>().add(word).read_unaligned() };
             self.word(index, word).store(word_value, Ordering::Release);
         }
     }
@@ -74,7 +73,9 @@ impl<T: Pod> SharedArray<T> {
         let words = size_of::<T>() / 8;
         let index = index.min(self.count.saturating_sub(1)) as usize;
         // SAFETY: within the mapping by the bounds here, which lives as long as `self`.
-        unsafe { AtomicU64::from_ptr(self.memory.as_ptr().add(index * words + word.min(words - 1))) }
+        unsafe {
+            AtomicU64::from_ptr(self.memory.as_ptr().add(index * words + word.min(words - 1)))
+        }
     }
 }
 

@@ -283,7 +283,11 @@ impl Kernel {
 
 impl Default for Kernel {
     fn default() -> Self {
-        Self { steering: Steering::default(), log_level: KernelLog::default(), paths: Self::paths() }
+        Self {
+            steering: Steering::default(),
+            log_level: KernelLog::default(),
+            paths: Self::paths(),
+        }
     }
 }
 
