@@ -1,5 +1,9 @@
 //! The client's connection: reading without a buffer of its own while idle, writing, and seeing it
 //! leave.
+//!
+//! Closing it resets it, unless it is dropped in order: the kernel closes the connections of a
+//! process that is killed, and a client whose answer ends with the connection would take an orderly
+//! end for the end of the answer.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -28,6 +32,7 @@ pub struct Client {
     pub sent: Cell<u64>,
     /// The kernel can write to it.
     pub receiver: Option<Receiver>,
+    reset: bool,
 }
 
 /// The client's side of an answer: writes, and counts what was written.
@@ -44,8 +49,10 @@ pub struct Scratch(RefCell<Box<[u8]>>);
 impl Client {
     /// A connection just accepted.
     pub fn new(stream: TcpStream) -> Self {
+        // Failing leaves an ordinary close, all that is possible then.
+        let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
         let (input, sent) = (Vec::new(), Cell::new(0));
-        Self { stream, input, answering: false, sent, receiver: None }
+        Self { stream, input, answering: false, sent, receiver: None, reset: false }
     }
 
     /// Waits for bytes and appends them to `input`. `false`: the client sends no more.
@@ -97,9 +104,8 @@ impl Client {
 
     /// Makes the coming close a reset, so that a client that takes the end of the connection for
     /// the end of the body sees that it was cut.
-    pub fn reset_on_close(&self) {
-        // Failing leaves an ordinary close, all that is possible then.
-        let _ = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
+    pub fn reset_on_close(&mut self) {
+        self.reset = true;
     }
 }
 
@@ -139,8 +145,9 @@ impl<'a> Writer<'a> {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if self.answering {
-            self.reset_on_close();
+        if !self.answering && !self.reset {
+            // What has been written is still delivered then.
+            let _ = socket2::SockRef::from(&self.stream).set_linger(None);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! How a gateway starts and stops, with and without the kernel's help.
 
-use std::net::{SocketAddr, TcpStream};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use sluice_tests::client::{Client, chat, get, post};
 use sluice_tests::engine::{Faults, Options, Server};
 use sluice_tests::gateway::{Gateway, PATIENCE, Plan};
 use sluice_tests::netns;
+use sluice_tests::pod::{RawPod, answer, plan};
 
 // Field reports 77: a stop is no reason for a stream to break.
 #[test]
@@ -56,12 +58,7 @@ fn what_has_not_finished_within_the_drain_timeout_is_cut() {
     let (mut client, mut response) = stalled_stream(&gateway);
     // To this one, an orderly end of the connection would be the end of the answer.
     let mut old = Client::connect(gateway.address);
-    let body = chat("base", 100, true).to_string();
-    old.send(format!(
-        "POST {CHAT} HTTP/1.0\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\n\r\n{body}",
-        body.len()
-    ));
+    old.send(old_request(&chat("base", 100, true).to_string()));
     let mut old_response = old.head();
     gateway.signal("INT");
     let status = gateway.wait_exit(PATIENCE);
@@ -91,6 +88,62 @@ fn a_second_signal_ends_the_wait() {
         assert_eq!(gateway.wait_exit(PATIENCE).code(), Some(0));
         client.body(&mut response);
         assert!(!response.complete);
+    }
+}
+
+// The end of the connection is the end of the body, unless it is a reset; and the kernel, not the
+// gateway, ends the connections of a process that is killed.
+#[test]
+fn a_killed_gateway_resets_its_clients() {
+    let faults = Faults { stall_after: Some(3), ..Faults::default() };
+    let frames = [faults.clone(), Faults { until_close: true, ..faults }];
+    for faults in frames {
+        let pods = Server::start_all(vec![Options { faults, ..Options::default() }]).unwrap();
+        let mut gateway = Gateway::start(&Plan::pool("base", &pods));
+        let mut fresh = Client::connect(gateway.address);
+        let mut idle = Client::connect(gateway.address);
+        idle.send("GET /v1/models HTTP/1.1\r\nhost: g\r\n\r\n");
+        assert_eq!(idle.response().status, 200);
+        let (mut client, mut response) = stalled_stream(&gateway);
+        let mut old = Client::connect(gateway.address);
+        old.send(old_request(&chat("base", 100, true).to_string()));
+        let mut old_response = old.head();
+        gateway.wait("all to be accepted", |status| status["connections"] == 4);
+        gateway.signal("KILL");
+        assert_eq!(gateway.wait_exit(PATIENCE).code(), None);
+        client.body(&mut response);
+        old.body(&mut old_response);
+        assert!(!response.complete && !old_response.complete);
+        // What was sent before has arrived all the same.
+        for response in [&response, &old_response] {
+            assert!(response.text().contains("w0001"), "{}", response.text());
+        }
+        for client in [&mut fresh, &mut idle] {
+            let end = client.stream.read(&mut [0]).map_err(|error| error.kind());
+            assert_eq!(end, Err(ErrorKind::ConnectionReset));
+        }
+    }
+}
+
+// A reset would take back what the client has not got yet.
+#[test]
+fn a_connection_that_ends_in_order_still_delivers() {
+    let pods = RawPod::start_all(1);
+    let gateway = Gateway::start(&plan(&pods));
+    let body = "0123456789".repeat(20_000);
+    for (version, header) in [("1.1", "connection: close\r\n"), ("1.0", "")] {
+        let mut client = Client::connect(gateway.address);
+        let text = chat("base", 1, false).to_string();
+        client.send(format!(
+            "POST {CHAT} HTTP/{version}\r\nhost: g\r\ncontent-type: application/json\r\n{header}\
+             content-length: {}\r\n\r\n{text}",
+            text.len()
+        ));
+        pods[0].take().send(answer(200, "", &body));
+        gateway.wait("the connection to be closed", |status| status["connections"] == 0);
+        let response = client.response();
+        assert_eq!((response.complete, response.body.len()), (true, body.len()));
+        assert_eq!(client.stream.read(&mut [0]).ok(), Some(0));
     }
 }
 
@@ -195,6 +248,7 @@ fn a_killed_gateway_leaves_nothing_behind() {
         let pods = Server::start_all(vec![Options::default()]).unwrap();
         let mut plan = virtual_plan(&pods);
         plan.ports = Some((8080, 9901));
+        let mut others = Others::start(pods[0].addr);
         for _ in 0..3 {
             let mut gateway = Gateway::start(&plan);
             assert_eq!(gateway.status()["steering"]["path"], "sk_lookup", "{}", gateway.log());
@@ -207,15 +261,73 @@ fn a_killed_gateway_leaves_nothing_behind() {
                 let response = post(address.parse().unwrap(), CHAT, &chat("base", 1, false));
                 assert_eq!(response.status, 200);
             }
+            others.go_on();
             gateway.signal("KILL");
             assert_eq!(gateway.wait_exit(PATIENCE).code(), None);
             for address in VIRTUAL {
                 refuses(address.parse().unwrap());
             }
+            others.go_on();
             client.body(&mut cut);
             assert!(!cut.complete);
         }
+        others.finish();
     });
+}
+
+/// What else goes on in the namespace: servers on the gateway's ports at other addresses, and a
+/// client of the gateway's pod.
+struct Others {
+    servers: Vec<(TcpListener, TcpStream, TcpStream)>,
+    pod: SocketAddr,
+    stream: Client,
+}
+
+impl Others {
+    fn start(pod: SocketAddr) -> Self {
+        let servers = ["127.0.0.2:8080", "127.0.0.2:9901", "10.9.1.2:8443", "10.9.0.1:8080"];
+        let servers = servers.map(|address| {
+            let listener = TcpListener::bind(address).unwrap();
+            let (client, server) = pair(&listener);
+            (listener, client, server)
+        });
+        let mut stream = Client::connect(pod);
+        stream.post(CHAT, &chat("base", 300, true));
+        Self { servers: servers.into(), pod, stream }
+    }
+
+    /// Old connections carry bytes both ways, and new ones find their servers.
+    fn go_on(&mut self) {
+        for (listener, client, server) in &self.servers {
+            let (new_client, new_server) = pair(listener);
+            for (one, other) in [(client, server), (&new_client, &new_server)] {
+                for (mut from, mut to) in [(one, other), (other, one)] {
+                    let mut got = [0; 5];
+                    from.write_all(b"hello").unwrap();
+                    to.read_exact(&mut got).unwrap();
+                    assert_eq!(&got, b"hello");
+                }
+            }
+        }
+        let response = post(self.pod, CHAT, &chat("base", 2, true));
+        assert_eq!((response.status, response.complete), (200, true));
+    }
+
+    fn finish(mut self) {
+        let response = self.stream.response();
+        assert_eq!((response.status, response.complete), (200, true));
+        assert_eq!(response.events().len(), 303);
+    }
+}
+
+/// A connection, seen from both sides.
+fn pair(listener: &TcpListener) -> (TcpStream, TcpStream) {
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    (client, server)
 }
 
 #[test]
@@ -277,6 +389,15 @@ fn stalled_stream(gateway: &Gateway) -> (Client, sluice_tests::client::Response)
     let head = client.head();
     assert_eq!(head.status, 200);
     (client, head)
+}
+
+/// A request of HTTP/1.0, whose answer may end with the connection.
+fn old_request(body: &str) -> String {
+    format!(
+        "POST {CHAT} HTTP/1.0\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 fn virtual_plan(pods: &[Server]) -> Plan {
