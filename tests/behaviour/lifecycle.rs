@@ -116,7 +116,7 @@ fn a_killed_gateway_resets_its_clients() {
         assert!(!response.complete && !old_response.complete);
         // What was sent before has arrived all the same.
         for response in [&response, &old_response] {
-            assert!(response.text().contains("w0001"), "{}", response.text());
+            assert!(response.text().contains("chat.completion.chunk"), "{}", response.text());
         }
         for client in [&mut fresh, &mut idle] {
             let end = client.stream.read(&mut [0]).map_err(|error| error.kind());

@@ -189,6 +189,8 @@ impl Handover {
             let (stream, pid) = self.accept().await;
             let busy = format!("process {pid} is taking over from it already");
             let outcome = tokio::select! {
+                // One that has died is no reason to turn away the next.
+                biased;
                 outcome = self.hand_over(&stream) => outcome,
                 () = self.turn_away(&busy) => continue,
             };
@@ -385,3 +387,134 @@ const MAX_OFFERS: usize = 1024;
 
 /// Room for the descriptors of one message.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(BATCH));
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, UdpSocket};
+
+    use super::*;
+
+    fn listener() -> TcpListener {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()
+    }
+
+    fn own(address: SocketAddr) -> Description {
+        Description { role: Role::Own, listener: "http".into(), address }
+    }
+
+    /// Sockets that are copies of one, to spare ports.
+    fn handed(count: usize) -> Vec<Handed> {
+        let socket = listener();
+        let description = own(socket.local_addr().unwrap());
+        let copy =
+            |_| Handed { description: description.clone(), socket: socket.try_clone().unwrap() };
+        (0..count).map(copy).collect()
+    }
+
+    /// A name that no other test has, for as long as the socket lives.
+    fn admin() -> (TcpListener, SocketAddr) {
+        let socket = listener();
+        let address = socket.local_addr().unwrap();
+        (socket, address)
+    }
+
+    #[tokio::test]
+    async fn sockets_go_over_in_as_many_messages_as_it_takes() {
+        for count in [1, BATCH, BATCH + 1, 3 * BATCH] {
+            let (_admin, address) = admin();
+            let old = Handover::new(address, handed(count)).unwrap();
+            let new = async {
+                let (predecessor, sockets) = Predecessor::ask(address).await.unwrap().unwrap();
+                assert_eq!(sockets.len(), count);
+                assert_eq!(predecessor.pid, std::process::id() as i32);
+                predecessor.relieve().await.unwrap();
+                // The name is free.
+                Handover::new(address, sockets).unwrap();
+            };
+            let old = async { old.taken_over().await.release(old).await };
+            tokio::join!(old, new);
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_there_is_no_error() {
+        assert!(Predecessor::ask("127.0.0.1:1".parse().unwrap()).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn whatever_is_said_it_goes_on() {
+        let (_admin, address) = admin();
+        let old = Handover::new(address, handed(2)).unwrap();
+        let ask = wire::encode(&Message::Ask);
+        let says: [(&[u8], bool); 6] = [
+            (b"", false),
+            (b"GET / HTTP/1.1\r\nhost: sluice\r\n\r\n", false),
+            (&[0, 0, 0, 1, 255, 255, 255, 255], false),
+            (&wire::encode(&Message::TakenOver), false),
+            (&ask, true),
+            (&[&*ask, &*ask].concat(), false),
+        ];
+        let stray = async {
+            for (said, with_descriptor) in says {
+                let stream = unix::UnixStream::connect_addr(&name(address).unwrap()).unwrap();
+                stream.set_nonblocking(true).unwrap();
+                let stream = UnixStream::from_std(stream).unwrap();
+                let copy = listener();
+                let descriptors = [copy.as_fd()];
+                let mut space = [MaybeUninit::uninit(); SPACE];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                if with_descriptor {
+                    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+                }
+                if !said.is_empty() {
+                    let said = [IoSlice::new(said)];
+                    sendmsg(&stream, &said, &mut control, SendFlags::NOSIGNAL).unwrap();
+                    // Until it is answered; then the connection ends.
+                    stream.readable().await.unwrap();
+                }
+            }
+        };
+        tokio::select! {
+            _ = old.taken_over() => panic!("nobody has taken over"),
+            () = stray => {}
+        }
+        let asked = tokio::select! {
+            _ = old.taken_over() => panic!("nobody has taken over"),
+            asked = Predecessor::ask(address) => asked,
+        };
+        assert_eq!(asked.unwrap().unwrap().1.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn what_is_withdrawn_is_not_given() {
+        let (_admin, address) = admin();
+        let old = Handover::new(address, handed(1)).unwrap();
+        old.withdraw();
+        tokio::select! {
+            _ = old.taken_over() => panic!("nobody has taken over"),
+            asked = Predecessor::ask(address) => {
+                assert_eq!(asked.unwrap_err().to_string(), STOPPING);
+            }
+        }
+    }
+
+    #[test]
+    fn only_sockets_that_listen_as_described_are_taken() {
+        let socket = listener();
+        let address = socket.local_addr().unwrap();
+        let client = std::net::TcpStream::connect(address).unwrap();
+        let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let udp_address = udp.local_addr().unwrap();
+        let elsewhere = listener().local_addr().unwrap();
+        let table: [(OwnedFd, SocketAddr, bool); 5] = [
+            (socket.try_clone().unwrap().into(), address, true),
+            (socket.into(), elsewhere, false),
+            (client.try_clone().unwrap().into(), client.local_addr().unwrap(), false),
+            (udp.into(), udp_address, false),
+            (std::fs::File::open("/dev/null").unwrap().into(), address, false),
+        ];
+        for (row, (descriptor, described, taken)) in table.into_iter().enumerate() {
+            assert_eq!(Handed::new(own(described), descriptor).is_ok(), taken, "row {row}");
+        }
+    }
+}
