@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use super::carried::Carried;
 use super::report::Report;
-use super::target::{Gateway, Target};
+use super::target::{ADMIN_PORT, Gateway, PORT, Target, listen};
 use crate::http::Connection;
 use crate::process::Process;
 use crate::shell;
@@ -46,6 +46,10 @@ impl Bed {
         else {
             bail!("a benchmark needs two processors: one for the gateway, one for pods and load");
         };
+        // Now, for else every target in turn would seem to be at fault.
+        for address in [listen(PORT), listen(ADMIN_PORT), pod(1)] {
+            ensure_free(&address)?;
+        }
         targets.iter().try_for_each(|target| target.ensure())?;
         let mut build = shell::cargo();
         build.args(["build", "--release", "--package", "sluice-tests"]);
@@ -70,8 +74,7 @@ impl Bed {
     /// # Errors
     /// One of them ended, or there is no answer in time.
     pub(super) fn start(&self, target: Target, pods: u8) -> anyhow::Result<Running<'_>> {
-        let addresses: Vec<SocketAddr> =
-            (1..=pods).map(|pod| (Ipv4Addr::new(127, 0, 1, pod), POD_PORT).into()).collect();
+        let addresses: Vec<SocketAddr> = (1..=pods).map(pod).collect();
         let mut command = Command::new(self.program("bench-pod"));
         command.args(["--model", MODEL]).args(addresses.iter().map(SocketAddr::to_string));
         addresses.iter().try_for_each(ensure_free)?;
@@ -150,6 +153,10 @@ impl Running<'_> {
         shell::progress("other programs are busy; measuring all the same");
         Ok(())
     }
+}
+
+fn pod(number: u8) -> SocketAddr {
+    (Ipv4Addr::new(127, 0, 1, number), POD_PORT).into()
 }
 
 /// Checks that nobody listens there: another's answers would be taken for ours.

@@ -82,8 +82,7 @@ impl Target {
     /// Starts it in front of those pods; with the default settings of an operator who cares about
     /// speed, one worker, and no access log.
     pub(super) fn start(self, bed: &Bed, pods: &[SocketAddr]) -> anyhow::Result<Gateway> {
-        let [listen, admin] =
-            [PORT, ADMIN_PORT].map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let [listen, admin] = [PORT, ADMIN_PORT].map(listen);
         let config = |extension: &str, text: String| {
             let file = bed.folder.join(format!("{self}.{extension}"));
             fs::write(&file, text).map(|()| file)
@@ -204,6 +203,13 @@ fn nginx(folder: &Path, listen: SocketAddr, pods: &[SocketAddr]) -> String {
     config
 }
 
-/// Both below the ports that the kernel hands out by itself; one gateway runs at a time.
-const PORT: u16 = 28_101;
-const ADMIN_PORT: u16 = 28_102;
+/// An address of a gateway.
+pub(super) fn listen(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+/// Where clients find a gateway. Below the ports that the kernel hands out by itself, as the next;
+/// one gateway runs at a time.
+pub(super) const PORT: u16 = 28_101;
+/// Where a gateway's own pages are.
+pub(super) const ADMIN_PORT: u16 = 28_102;
