@@ -347,7 +347,7 @@ fn without_rights_ordinary_listeners_give_the_same_service() {
     assert_eq!(steering["path"], "userspace");
     assert!(steering["reason"].as_str().unwrap().contains("CAP_NET_ADMIN"), "{steering}");
     let log = gateway.log();
-    let lines: Vec<&str> = log.lines().filter(|line| line.contains("steering")).collect();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains(": steering: ")).collect();
     assert_eq!(lines.len(), 1, "{log}");
     assert!(lines[0].contains(" WARN ") && lines[0].contains("lacks CAP_"), "{log}");
     for address in [gateway.address, "127.9.9.9:18080".parse().unwrap()] {
