@@ -99,6 +99,9 @@ pub struct Carried {
     /// Where the program stands within a message. Here and not on its stack, as the verifier would
     /// follow every value that it can have.
     pub position: u32,
+    /// Where the message's first payload stands; [`NOWHERE`] as long as none was seen.
+    pub payload: u32,
+    zero: u32,
 }
 
 /// Why a flow went back to the daemon.
@@ -113,6 +116,8 @@ pub enum TakenBack {
     Framing = 3,
     /// The client's socket is not there any more, or the kernel could not redirect.
     Refused = 4,
+    /// It begins with an engine's error: the daemon reads it, however long it is.
+    Error = 5,
 }
 
 /// The last bytes that the kernel carried since it took an offer, for what the daemon reads at a stream's
@@ -136,13 +141,17 @@ pub struct Tail {
     bytes: [u8; 3 * HALF],
 }
 
-/// Tells the daemon that a spliced flow is its own again, or over.
+/// Tells the daemon that a spliced flow has changed hands: so that it stops to look at each message, or
+/// begins again.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Event {
     /// The connection.
     pub connection: Connection,
 }
+
+/// [`Carried::payload`]: none.
+pub const NOWHERE: u32 = u32::MAX;
 
 /// [`Carried::mode`]: messages pass to the daemon.
 pub const RELAY: u32 = 0;
@@ -189,6 +198,8 @@ impl Flow {
                 generation,
                 enrolled: 0,
                 position: 0,
+                payload: NOWHERE,
+                zero: 0,
             },
         }
     }
@@ -304,6 +315,19 @@ impl Carried {
     }
 }
 
+/// Whether a payload that begins with these two words, as they lie in memory, is an engine's error event, as vLLM
+/// and SGLang write it: `data: {"error"`, with or without the blank.
+#[inline(always)]
+pub const fn begins_error(first: u64, second: u64) -> bool {
+    const fn word(bytes: &[u8; 8]) -> u64 {
+        u64::from_ne_bytes(*bytes)
+    }
+    const SIX: u64 = word(b"\xff\xff\xff\xff\xff\xff\0\0");
+    const FIVE: u64 = word(b"\xff\xff\xff\xff\xff\0\0\0");
+    first == word(b"data: {\"") && second & SIX == word(b"error\"\0\0")
+        || first == word(b"data:{\"e") && second & FIVE == word(b"rror\"\0\0\0")
+}
+
 impl Tail {
     /// Forgets what was kept.
     #[inline(always)]
@@ -390,7 +414,7 @@ const _: () = {
     assert!(offset_of!(Flow, carried) == 64 && size_of::<Flow>() == 192);
     assert!(offset_of!(Carried, framing) == 24 && offset_of!(Carried, client) == 48);
     assert!(offset_of!(Carried, since) == 72 && offset_of!(Carried, position) == 100);
-    assert!(size_of::<Carried>() == 104);
+    assert!(offset_of!(Carried, payload) == 104 && size_of::<Carried>() == 112);
     assert!(size_of::<Tail>() == 72 + 3 * HALF && Tail::BYTES == 72);
     assert!(HALF.is_power_of_two());
 };
@@ -401,7 +425,7 @@ mod pod {
 
     // SAFETY: integers only, no padding (asserted above), every bit pattern is a value.
     unsafe impl aya::Pod for Connection {}
-    // SAFETY: as for `Connection`; the padding at the end (24 bytes) is never read.
+    // SAFETY: as for `Connection`; the padding at the end (16 bytes) is never read.
     unsafe impl aya::Pod for Flow {}
     // SAFETY: as for `Connection`.
     unsafe impl aya::Pod for Tail {}

@@ -6,7 +6,9 @@
 
 use aya_ebpf::bindings::sk_action::{SK_DROP, SK_PASS};
 use aya_ebpf::helpers::bpf_ktime_get_ns;
-use gateway_common::flow::{Carried, Connection, Flow, LOCAL, Offer, Tail, TakenBack};
+use gateway_common::flow::{
+    Carried, Connection, Flow, LOCAL, NOWHERE, Offer, Tail, TakenBack, begins_error,
+};
 use gateway_common::framing::Framing;
 
 use crate::maps::{ACKED, FLOWS, TAILS};
@@ -25,6 +27,9 @@ pub trait Message {
     /// Runs the framing machine from `carried.position` on, until the message or the response ends.
     fn scan(&self, carried: *mut Carried);
 
+    /// Its 16 bytes from `at` on, if there are so many.
+    fn words(&self, at: u32) -> Option<(u64, u64)>;
+
     /// Has it sent to the client; the kernel does so when the program has ended.
     fn redirect(&self, client: u64) -> bool;
 
@@ -32,8 +37,8 @@ pub trait Message {
     fn keep(&self, tail: &mut Tail, framing: &Framing);
 }
 
-/// Decides about `message`, which came on `connection`. Returns the verdict, and whether a flow that
-/// the kernel carried is the daemon's again with it.
+/// Decides about `message`, which came on `connection`. Returns the verdict, and whether the flow has
+/// changed hands with it.
 #[inline(always)]
 pub fn carry(message: &impl Message, connection: Connection) -> (u32, bool) {
     let Some(flow) = FLOWS.get_ptr_mut(connection.slot) else { return (SK_PASS, false) };
@@ -58,11 +63,12 @@ pub fn carry(message: &impl Message, connection: Connection) -> (u32, bool) {
     let Some(tail) = TAILS.get_ptr_mut(connection.slot) else { return (SK_DROP, false) };
     // SAFETY: as for `carried`.
     let tail = unsafe { &mut *tail };
-    if carried.adopted != turn {
+    let taken = carried.adopted != turn;
+    if taken {
         tail.clear();
     }
     match redirect(message, carried, tail) {
-        Ok(done) => (SK_PASS, done),
+        Ok(done) => (SK_PASS, taken || done),
         Err(reason) => {
             carried.take_back(size, reason);
             (SK_PASS, true)
@@ -91,6 +97,7 @@ fn redirect(
     }
     let before = carried.framing;
     carried.position = 0;
+    carried.payload = NOWHERE;
     message.scan(carried);
     let whole = carried.position == size;
     let done = carried.framing.is_done();
@@ -99,6 +106,8 @@ fn redirect(
     } else if done && path(message) == LOCAL {
         // The daemon is woken by the message itself.
         Some(TakenBack::End)
+    } else if message.words(carried.payload).is_some_and(|(a, b)| begins_error(a, b)) {
+        Some(TakenBack::Error)
     } else if !message.redirect(carried.client) {
         Some(TakenBack::Refused)
     } else {
@@ -127,6 +136,9 @@ pub fn step(carried: &mut Carried, size: u32, read: impl FnOnce(u32) -> Option<u
     }
     let payload = carried.framing.skip(u64::from(size - position)) as u32;
     if payload > 0 {
+        if carried.payload == NOWHERE {
+            carried.payload = position;
+        }
         carried.position = position + payload;
         return true;
     }

@@ -76,13 +76,13 @@ pub static ACKED: HashMap<u64, u64, { MAX_CLIENTS as usize }, { NO_PREALLOC }> =
 #[btf_map]
 pub static PORTS: HashMap<u32, u32, { MAX_PORTS as usize }, { NO_PREALLOC }> = HashMap::new();
 
-/// Spliced flows that are the daemon's again. Written by [`crate::splice`].
+/// Spliced flows that have changed hands. Written by [`crate::splice`].
 #[btf_map]
 pub static EVENTS: RingBuf<Event, { EVENT_BYTES }> = RingBuf::new();
 
-/// A record has a header of 8 bytes, and there is one at most for each flow; a power of two.
+/// A record has a header of 8 bytes, and there are two at most for each flow; a power of two.
 const EVENT_BYTES: usize =
-    (MAX_FLOWS as usize * (8 + size_of::<Event>())).next_power_of_two() * 2;
+    (2 * MAX_FLOWS as usize * (8 + size_of::<Event>())).next_power_of_two();
 
 const MMAPABLE: usize = aya_ebpf::bindings::BPF_F_MMAPABLE as usize;
 

@@ -25,10 +25,10 @@ pub fn splice(ctx: SkBuffContext) -> u32 {
     // SAFETY: the pointer is to a value of the map. Should the daemon take it out meanwhile and another
     // connection's take its place, then the cookie of that flow's connection tells.
     let connection = unsafe { *connection };
-    let (verdict, returned) = carry(&Received { ctx }, connection);
-    if returned {
-        // One record for each time that a flow comes back, and none twice before the daemon has offered
-        // it again: there is room for all of them.
+    let (verdict, changed) = carry(&Received { ctx }, connection);
+    if changed {
+        // One record when a flow is taken and one when it comes back, and then none before the daemon has
+        // offered it again: there is room for all of them.
         let _ = EVENTS.output(Event { connection }, 0);
     }
     verdict
@@ -56,6 +56,16 @@ impl Message for Received {
         let mut scan = Scan { skb: self.ctx.skb.skb, size: self.size(), carried };
         // SAFETY: the callback takes what is handed to it here, while both live.
         unsafe { bpf_loop(STEPS, scan_step as *mut _, (&raw mut scan).cast(), 0) };
+    }
+
+    #[inline(always)]
+    fn words(&self, at: u32) -> Option<(u64, u64)> {
+        let mut words = [0_u64; 2];
+        // SAFETY: 16 bytes of this stack.
+        let loaded = unsafe {
+            bpf_skb_load_bytes(self.ctx.as_ptr(), at, words.as_mut_ptr().cast(), 16)
+        };
+        (loaded == 0).then_some((words[0], words[1]))
     }
 
     #[inline(always)]

@@ -215,6 +215,16 @@ pub async fn gone(reader: &mut ReadHalf<'_>, input: &mut Vec<u8>, scratch: &Scra
     }
 }
 
+/// Whether the client has left by now, as far as the kernel knows. What [`gone`] waits for shows there
+/// before it shows in readiness.
+pub fn has_left(stream: &TcpStream) -> bool {
+    let mut byte = [std::mem::MaybeUninit::uninit()];
+    match socket2::SockRef::from(stream).peek(&mut byte) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}
+
 /// Writes everything, in order.
 pub async fn write_all(writer: &WriteHalf<'_>, parts: [&[u8]; 2]) -> io::Result<()> {
     write_counted(writer, parts, |_| {}).await

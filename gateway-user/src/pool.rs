@@ -37,6 +37,8 @@ pub struct Pool {
     pub metrics: Arc<PoolMetrics>,
     profile: Profile,
     inner: Mutex<Inner>,
+    /// Requests that were to be placed so far.
+    placed: AtomicU64,
 }
 
 /// One model server endpoint.
@@ -195,12 +197,14 @@ impl Pool {
                 scratch: Scratch::default(),
                 rng: fastrand::Rng::with_seed(seed),
             }),
+            placed: AtomicU64::new(0),
         }
     }
 
     /// Picks the best pod for a request and reserves a place there, in one step.
     pub fn reserve(&self, ask: Ask<'_>, now: Instant) -> Result<Place, NoPod> {
         let mut inner = self.inner.lock();
+        self.placed.fetch_add(1, Ordering::Relaxed);
         let Inner { pods, views, scratch, rng } = &mut *inner;
         // Metrics that take too long do not prove a pod dead: servers have been seen to answer requests and
         // nothing else while they are overloaded. Before all are sent away, those are tried.
@@ -212,11 +216,15 @@ impl Pool {
         }));
         let pick = schedule::pick(views, &self.profile, rng, scratch)?;
         let Some(entry) = pods.get(pick.index) else { return Err(NoPod::Empty) };
-        if entry.pod.in_flight.fetch_add(1, Ordering::Relaxed) == 0 {
-            entry.pod.woken.notify_one();
-        }
+        entry.pod.in_flight.fetch_add(1, Ordering::Relaxed);
         entry.pod.requests.fetch_add(1, Ordering::Relaxed);
+        entry.pod.woken.notify_one();
         Ok(Place { pod: Arc::clone(&entry.pod), score: pick.score })
+    }
+
+    /// Requests that were to be placed so far.
+    pub fn placed(&self) -> u64 {
+        self.placed.load(Ordering::Relaxed)
     }
 
     /// The pods, in the order of the configuration.
@@ -404,9 +412,9 @@ impl Pod {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Returns once a request is in flight there. For one task at a time.
-    pub async fn wanted(&self) {
-        while self.in_flight() == 0 {
+    /// Returns once more than `before` requests have been given to it. For one task at a time.
+    pub async fn wanted(&self, before: u64) {
+        while self.requests() <= before {
             self.woken.notified().await;
         }
     }

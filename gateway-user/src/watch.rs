@@ -30,8 +30,16 @@ impl Sink for PodSink {
         self.pod.in_flight() > 0
     }
 
-    async fn wanted(&self) {
-        self.pod.wanted().await;
+    fn placed(&self) -> u64 {
+        self.pool.placed()
+    }
+
+    fn given(&self) -> u64 {
+        self.pod.requests()
+    }
+
+    async fn wanted(&self, before: u64) {
+        self.pod.wanted(before).await;
     }
 
     fn reading(&self, reading: Reading) {

@@ -124,6 +124,22 @@ fn a_tail_keeps_the_last_half_at_least() {
 }
 
 #[test]
+fn an_error_event_is_known_by_its_first_words() {
+    let table: [(&[u8; 16], bool); 6] = [
+        (b"data: {\"error\": ", true),
+        (b"data: {\"error\":{\"", true),
+        (b"data:{\"error\":{\"m", true),
+        (b"data: {\"errors\": ", false),
+        (b"data: {\"id\":\"x\",", false),
+        (b"ata: {\"error\": {", false),
+    ];
+    for (bytes, is) in table {
+        let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+        assert_eq!(begins_error(word(0), word(8)), is, "{bytes:?}");
+    }
+}
+
+#[test]
 fn a_cleared_tail_is_empty() {
     let mut tail = tail();
     put(&mut tail, b"abc", &Framing::chunked());

@@ -213,7 +213,12 @@ impl Carrier for Splice<'_> {
             let Self { socket, offers, received } = self;
             match socket {
                 Socket::Live(stream) => {
-                    stream.readable().await?;
+                    // That a message came and went shows in no readiness: the event of its taking does.
+                    tokio::select! {
+                        biased;
+                        ready = stream.readable() => ready?,
+                        () = offers.link.changed() => {}
+                    }
                     let read = scratch.try_read(stream, |bytes| take(offers.take_back(), bytes));
                     match read {
                         Ok(count) => {
@@ -232,7 +237,7 @@ impl Carrier for Splice<'_> {
                 Socket::Parked(stream) => {
                     let parked = offers.link.park(stream)?;
                     if offers.link.is_carrying() {
-                        offers.link.returned().await;
+                        offers.link.changed().await;
                     }
                     drop(parked);
                     self.switch()?;

@@ -9,7 +9,7 @@ use gateway_common::framing::{Framing, Malformed};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::account::tail::Tail;
-use crate::client::Writer;
+use crate::client::{Writer, has_left};
 use crate::flow::carrier::{Carrier, Returned};
 use crate::flow::head::{ClientSide, ResponseHead};
 use crate::flow::path::Bytes;
@@ -180,6 +180,11 @@ pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Deliv
             },
             () = watch.gone() => end = Some(Outcome::ClientGone),
         }
+    }
+    // A pod on this node is told by the client's own socket that it is closed, and may leave before the daemon
+    // has looked: that is not the pod's doing.
+    if end == Some(Outcome::Aborted) && has_left(writer.socket()) {
+        end = Some(Outcome::ClientGone);
     }
     if let Some(returned) = carrier.take_back() {
         state.take_back(&returned, &writer);

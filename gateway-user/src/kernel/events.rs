@@ -1,4 +1,4 @@
-//! Tells the owners of spliced flows that these have come back, or that a pod's connection has ended.
+//! Tells the owners of spliced flows that these have been taken or come back, or that a pod's connection has ended.
 //!
 //! A thread of its own, which sleeps while tokens flow: the daemon's workers sleep as well then, and have
 //! the sockets in question in no epoll instance of theirs.
@@ -25,20 +25,20 @@ pub(super) struct Reader {
 
 impl Reader {
     /// Starts the thread, which notifies by slot.
-    pub(super) fn start(self, returned: Arc<[Notify]>) -> io::Result<()> {
+    pub(super) fn start(self, changed: Arc<[Notify]>) -> io::Result<()> {
         let Self { ring, epoll, ended } = &self;
         // SAFETY: the ring buffer lives in the thread that uses its descriptor.
         let fd = unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) };
         epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, RING))?;
         epoll.add(ended.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, ENDED))?;
-        thread::Builder::new().name("kernel-events".into()).spawn(move || self.read(&returned))?;
+        thread::Builder::new().name("kernel-events".into()).spawn(move || self.read(&changed))?;
         Ok(())
     }
 
-    fn read(mut self, returned: &[Notify]) {
+    fn read(mut self, changed: &[Notify]) {
         let notify = |slot: usize| {
-            if let Some(returned) = returned.get(slot) {
-                returned.notify_one();
+            if let Some(changed) = changed.get(slot) {
+                changed.notify_one();
             }
         };
         let mut found = [EpollEvent::empty(); 64];

@@ -117,7 +117,7 @@ struct Inner {
     clients: Mutex<SockHash<MapData, u64>>,
     acked: Mutex<HashMap<MapData, u64, u64>>,
     slots: Mutex<Slots>,
-    returned: Arc<[Notify]>,
+    changed: Arc<[Notify]>,
     epoll: Arc<Epoll>,
     // Its end ends the thread that reads events.
     _running: PipeWriter,
@@ -195,11 +195,11 @@ impl Flows {
                 .map_err(io::Error::from)
                 .map_err(system("make an epoll instance"))?,
         );
-        let returned: Arc<[Notify]> = (0..MAX_FLOWS).map(|_| Notify::new()).collect();
+        let changed: Arc<[Notify]> = (0..MAX_FLOWS).map(|_| Notify::new()).collect();
         let ring = load::take(&mut ebpf, "EVENTS")?;
         let (ended, running) = io::pipe().map_err(system("make a pipe"))?;
         let reader = events::Reader { ring, epoll: Arc::clone(&epoll), ended };
-        reader.start(Arc::clone(&returned)).map_err(system("start the thread for events"))?;
+        reader.start(Arc::clone(&changed)).map_err(system("start the thread for events"))?;
         let reader_of_log = KernelLogReader::take(&mut ebpf);
         let inner = Inner {
             local: works.local.is_ok().into(),
@@ -212,7 +212,7 @@ impl Flows {
             clients: Mutex::new(load::take(&mut ebpf, "CLIENTS")?),
             acked: Mutex::new(load::take(&mut ebpf, "ACKED")?),
             slots: Mutex::new(Slots::new(MAX_FLOWS)),
-            returned,
+            changed,
             epoll,
             _running: running,
             _pods: pods,
@@ -369,16 +369,16 @@ impl Link {
         Box::new(self.flows.tails.read(self.connection.slot))
     }
 
-    /// Waits until a spliced flow may have come back. May return without a reason.
-    pub async fn returned(&self) {
-        match self.flows.returned.get(self.connection.slot as usize) {
-            Some(returned) => returned.notified().await,
+    /// Waits until a spliced flow may have been taken or come back. May return without a reason.
+    pub async fn changed(&self) {
+        match self.flows.changed.get(self.connection.slot as usize) {
+            Some(changed) => changed.notified().await,
             // Slots are below the length by construction.
             None => std::future::pending().await,
         }
     }
 
-    /// Has the end of the connection count as a return ([`Link::returned`]) as long as the guard lives. The
+    /// Has the end of the connection count as a change ([`Link::changed`]) as long as the guard lives. The
     /// socket is in no other epoll instance then: it would be woken at every message.
     ///
     /// # Errors

@@ -41,7 +41,9 @@ pub enum Unfit {
         what: String,
     },
     /// The kernel is older than those on which responses have been carried.
-    #[error("kernel {release} is too old to carry responses (no bpf_loop before 5.17); 6.1 is the first used for it")]
+    #[error(
+        "kernel {release} is too old to carry responses (no bpf_loop before 5.17); 6.1 is the first used for it"
+    )]
     TooOld {
         /// The kernel's release string.
         release: String,

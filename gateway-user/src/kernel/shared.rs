@@ -31,7 +31,7 @@ impl<T: Pod> SharedArray<T> {
     /// # Errors
     /// The map was not made for that, or there is no memory.
     pub(super) fn new(map: impl AsFd, count: u32) -> nix::Result<Self> {
-        const { assert!(size_of::<T>() % 8 == 0 && align_of::<T>() % 8 == 0) };
+        const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>().is_multiple_of(8)) };
         let bytes = NonZero::new(size_of::<T>() * count as usize).ok_or(nix::Error::EINVAL)?;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping, at a place that the kernel chooses.

@@ -31,8 +31,15 @@ pub trait Sink {
     /// The gateway has requests in flight at this pod, so that it is worth asking often.
     fn busy(&self) -> bool;
 
-    /// Returns once [`busy`](Self::busy) holds, so that a pod that rests is asked as soon as it is used.
-    fn wanted(&self) -> impl Future<Output = ()>;
+    /// Requests that the gateway has had to place so far, where this pod could have been the one.
+    fn placed(&self) -> u64;
+
+    /// Of these, the ones that were given to this pod.
+    fn given(&self) -> u64;
+
+    /// Returns once [`given`](Self::given) is above `before`, so that a pod that is left in peace is asked as soon as
+    /// it is used.
+    fn wanted(&self, before: u64) -> impl Future<Output = ()>;
 
     /// The pod told its load, just now.
     fn reading(&self, reading: Reading);

@@ -29,8 +29,11 @@ pub(super) struct Pause {
 /// How the last question went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// Requests are running, waiting or in flight.
+    /// Requests are running, waiting or in flight, and the gateway places more.
     Busy,
+    /// Requests are running, and the gateway had none to place since the last question: what it would be told
+    /// decides nothing.
+    Steady,
     /// No answer.
     Failed,
     /// None of these.
@@ -48,13 +51,17 @@ impl Pace {
         self.current = match seen {
             Seen::Busy => self.busy,
             Seen::Failed | Seen::Idle => self.current.mul_f64(GROWTH).min(self.idle),
+            Seen::Steady => {
+                let longest = self.busy.saturating_mul(STEADY).min(self.idle);
+                self.current.mul_f64(GROWTH).min(longest)
+            }
         };
         let earned = took.saturating_mul(REST).min(self.idle);
         let jitter = self.jitter();
         let full = self.current.max(earned).mul_f64(jitter);
         let least = match seen {
             Seen::Busy | Seen::Failed => full,
-            Seen::Idle => {
+            Seen::Idle | Seen::Steady => {
                 self.busy.saturating_mul(LIGHT).min(self.current).max(earned).mul_f64(jitter)
             }
         };
@@ -86,6 +93,10 @@ const REST: u32 = 9;
 /// gateway knows itself.
 const LIGHT: u32 = 4;
 
+/// The longest pause while requests run and none are placed, in short pauses: half a second by
+/// default.
+const STEADY: u32 = 10;
+
 /// Shortest pause, whatever the configuration says.
 const SHORTEST: Duration = Duration::from_millis(10);
 
@@ -116,6 +127,19 @@ mod tests {
         }
         let pause = pace.pause(Seen::Idle, MS);
         assert!(about(pause.full, 1000 * MS), "{pause:?}");
+        assert!(about(pause.least, 200 * MS), "{pause:?}");
+        assert!(about(pace.pause(Seen::Busy, MS).full, 50 * MS));
+    }
+
+    #[test]
+    fn what_decides_nothing_is_asked_less_often() {
+        let mut pace = pace();
+        assert!(about(pace.pause(Seen::Steady, MS).full, 75 * MS));
+        for _ in 0..20 {
+            pace.pause(Seen::Steady, MS);
+        }
+        let pause = pace.pause(Seen::Steady, MS);
+        assert!(about(pause.full, 500 * MS), "{pause:?}");
         assert!(about(pause.least, 200 * MS), "{pause:?}");
         assert!(about(pace.pause(Seen::Busy, MS).full, 50 * MS));
     }

@@ -89,8 +89,11 @@ async fn watch_over<C: Connect + Clone>(connect: C, target: Target, sink: impl S
     let mut pod = Pod::new(connect, target);
     let mut up = false;
     let mut models_due = Instant::now();
+    let mut placed = sink.placed();
     loop {
         let started = Instant::now();
+        let before = std::mem::replace(&mut placed, sink.placed());
+        let given = sink.given();
         let outcome = pod.metrics().await;
         let took = started.elapsed();
         let was_up = up;
@@ -99,7 +102,11 @@ async fn watch_over<C: Connect + Clone>(connect: C, target: Target, sink: impl S
             Ok(reading) => {
                 let loaded = is_loaded(&reading);
                 sink.reading(reading);
-                if loaded || sink.busy() { Seen::Busy } else { Seen::Idle }
+                match loaded || sink.busy() {
+                    true if placed != before => Seen::Busy,
+                    true => Seen::Steady,
+                    false => Seen::Idle,
+                }
             }
             Err(cause) => {
                 sink.failed(Failure { question: Question::Metrics, cause });
@@ -115,7 +122,10 @@ async fn watch_over<C: Connect + Clone>(connect: C, target: Target, sink: impl S
             let pause = match pod.models().await {
                 Ok(models) => {
                     sink.models(models);
-                    if seen == Seen::Busy { MODELS_BUSY } else { MODELS_IDLE }
+                    match seen {
+                        Seen::Busy | Seen::Steady => MODELS_BUSY,
+                        Seen::Failed | Seen::Idle => MODELS_IDLE,
+                    }
                 }
                 Err(cause) => {
                     sink.failed(Failure { question: Question::Models, cause });
@@ -130,7 +140,7 @@ async fn watch_over<C: Connect + Clone>(connect: C, target: Target, sink: impl S
         pod.rest(from + pause.least).await;
         tokio::select! {
             () = pod.rest(from + pause.full) => {}
-            () = sink.wanted() => {}
+            () = sink.wanted(given) => {}
         }
     }
 }

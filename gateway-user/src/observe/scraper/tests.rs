@@ -29,6 +29,9 @@ enum Event {
 #[derive(Default)]
 struct Recorder {
     busy: Cell<bool>,
+    /// No more requests are placed.
+    steady: Cell<bool>,
+    placed: Cell<u64>,
     events: RefCell<Vec<Event>>,
 }
 
@@ -52,8 +55,17 @@ impl Sink for Rc<Recorder> {
         self.busy.get()
     }
 
-    async fn wanted(&self) {
-        while !self.busy() {
+    fn placed(&self) -> u64 {
+        self.placed.set(self.placed.get() + u64::from(!self.steady.get()));
+        self.placed.get()
+    }
+
+    fn given(&self) -> u64 {
+        self.busy().into()
+    }
+
+    async fn wanted(&self, before: u64) {
+        while self.given() <= before {
             sleep(millis(10)).await;
         }
     }
@@ -140,18 +152,22 @@ fn tells_load_and_models_at_once_over_one_connection() {
 /// Case 57: often while there is something to see, seldom when not.
 #[test]
 fn case_57_the_rate_follows_the_load() {
-    let rate = |metrics, busy| {
+    let rate = |metrics, busy, steady| {
         let pod = FakePod::with_metrics(metrics);
         watching(&pod, target(), |sink| async move {
             sink.busy.set(busy);
+            sink.steady.set(steady);
             sleep(secs(20)).await;
         });
         pod.count("/metrics")
     };
-    let (idle, loaded, ours) = (rate(IDLE, false), rate(LOADED, false), rate(IDLE, true));
+    let (idle, loaded) = (rate(IDLE, false, false), rate(LOADED, false, false));
+    let (ours, steady) = (rate(IDLE, true, false), rate(LOADED, true, true));
     assert!((20..=30).contains(&idle), "{idle}");
     assert!((360..=440).contains(&loaded), "{loaded}");
     assert!((360..=440).contains(&ours), "{ours}");
+    // Streams flow, and there is nothing to decide.
+    assert!((40..=55).contains(&steady), "{steady}");
 }
 
 #[test]
