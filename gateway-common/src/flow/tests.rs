@@ -127,9 +127,9 @@ fn a_tail_keeps_the_last_half_at_least() {
 fn an_error_event_is_known_by_its_first_words() {
     let table: [(&[u8; 16], bool); 6] = [
         (b"data: {\"error\": ", true),
-        (b"data: {\"error\":{\"", true),
-        (b"data:{\"error\":{\"m", true),
-        (b"data: {\"errors\": ", false),
+        (b"data: {\"error\":{", true),
+        (b"data:{\"error\":{\"", true),
+        (b"data: {\"errors\":", false),
         (b"data: {\"id\":\"x\",", false),
         (b"ata: {\"error\": {", false),
     ];
