@@ -15,6 +15,7 @@ mod bodies;
 mod cli;
 mod clients;
 mod cuts;
+mod datapath;
 mod demo;
 mod disconnects;
 mod flows;

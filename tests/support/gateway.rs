@@ -37,6 +37,8 @@ pub struct Plan {
     pub scheduler: String,
     /// Whether sk_lookup may steer. Off unless the test is about it: the test's namespace is the host's.
     pub steering: bool,
+    /// How responses may travel; every path that there is if none is given.
+    pub paths: Vec<&'static str>,
     /// Further fields of the listener, such as `, virtualAddresses: [...]`.
     pub listener: String,
     /// The ports for clients and for operators; free ones if none are given.
@@ -56,6 +58,7 @@ impl Plan {
             spec: String::new(),
             scheduler: String::new(),
             steering: false,
+            paths: Vec::new(),
             listener: String::new(),
             ports: None,
             command: Vec::new(),
@@ -80,12 +83,16 @@ impl Plan {
     /// The document.
     fn document(&self, port: u16, admin: u16) -> String {
         let steering = if self.steering { "auto" } else { "off" };
+        let paths = match self.paths.as_slice() {
+            [] => String::new(),
+            paths => format!(", paths: [{}]", paths.join(", ")),
+        };
         let mut text = format!(
             "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\n\
              metadata: {{name: test}}\nspec:\n  \
              listeners: [{{name: http, address: 127.0.0.1, port: {port}{}}}]\n  \
              admin: {{address: 127.0.0.1, port: {admin}}}\n  \
-             kernel: {{steering: {steering}}}\n{}  schedulers:\n",
+             kernel: {{steering: {steering}{paths}}}\n{}  schedulers:\n",
             self.listener, self.spec
         );
         for (index, (model, pods)) in self.pools.iter().enumerate() {

@@ -1,7 +1,8 @@
 //! What the tests share: [`gateway`] starts the real binary, [`client`] says and sees every byte,
-//! [`engine`] is a simulated model server, [`pod`] one that a test writes by hand, [`netns`] a
-//! network of a test's own, [`steering`] what is steered there, [`bench`] what the benchmarks have
-//! in common.
+//! [`engine`] is a simulated model server, [`pod`] one that a test writes by hand, [`script`] one
+//! whose every byte a client can foretell by [`pattern`], [`soak`] traffic between such two,
+//! [`netns`] a network of a test's own, [`steering`] what is steered there, [`bench`] what the
+//! benchmarks have in common.
 
 #![allow(
     clippy::expect_used,
@@ -17,5 +18,8 @@ pub mod client;
 pub mod engine;
 pub mod gateway;
 pub mod netns;
+pub mod pattern;
 pub mod pod;
+pub mod script;
+pub mod soak;
 pub mod steering;

@@ -49,7 +49,11 @@ pub struct Taken {
 impl RawPod {
     /// Starts an idle pod.
     pub fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        Self::serve(TcpListener::bind("127.0.0.1:0").expect("a free port"))
+    }
+
+    /// The same on a socket that listens already.
+    pub fn serve(listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("a bound socket has an address");
         let metrics = Arc::<Mutex<Signals>>::default();
         let (next, taken) = channel();
@@ -181,29 +185,36 @@ fn serve(mut stream: TcpStream, pod: &Arc<Mutex<Signals>>, next: &Sender<Taken>)
     loop {
         let Some((head, body)) = request(&mut stream, &mut buffer) else { return };
         let signals = *pod.lock().unwrap_or_else(PoisonError::into_inner);
-        let (content_type, page) = if head.starts_with("GET /metrics ") {
-            ("text/plain; version=0.0.4", signals.page())
-        } else if head.starts_with("GET /v1/models ") {
-            ("application/json", MODELS.into())
-        } else {
+        let Some(answer) = own_page(&head, signals) else {
             let (pod, next_of) = (Arc::clone(pod), next.clone());
             let taken = Taken { head, body, stream, pod, next: next_of };
             // A test that is over takes no more.
             let _ = next.send(taken);
             return;
         };
-        let answer = format!(
-            "HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ncontent-length: {}\r\n\r\n{page}",
-            page.len()
-        );
         if stream.write_all(answer.as_bytes()).is_err() {
             return;
         }
     }
 }
 
+/// The answer to what a gateway asks a pod on its own account.
+pub(crate) fn own_page(head: &str, signals: Signals) -> Option<String> {
+    let (content_type, page) = if head.starts_with("GET /metrics ") {
+        ("text/plain; version=0.0.4", signals.page())
+    } else if head.starts_with("GET /v1/models ") {
+        ("application/json", MODELS.into())
+    } else {
+        return None;
+    };
+    Some(format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ncontent-length: {}\r\n\r\n{page}",
+        page.len()
+    ))
+}
+
 /// The next request's head and body; the gateway sends no chunks.
-fn request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<(String, Vec<u8>)> {
+pub(crate) fn request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<(String, Vec<u8>)> {
     let end = loop {
         if let Some(at) = memchr::memmem::find(buffer, b"\r\n\r\n") {
             break at + 4;

@@ -1,0 +1,25 @@
+//! Mixed traffic over many connections and pods; `cargo xtask soak` runs it for longer.
+
+use sluice_tests::script::ScriptPod;
+use sluice_tests::soak::{Progress, Traffic};
+
+use super::{Carrier, assert_nothing_left};
+
+pub(super) fn two_hundred_megabytes_of_mixed_traffic(carrier: Carrier) {
+    // A third for each carrier.
+    let bytes = 200_000_000 / 3;
+    let pods = ScriptPod::start_all(3);
+    let gateway = carrier.gateway(&pods);
+    let traffic = Traffic {
+        connections: 8,
+        requests: u64::MAX,
+        bytes,
+        length: 150_000,
+        aborts: false,
+        seed: 1,
+    };
+    let progress = Progress::default();
+    traffic.run(gateway.address, &progress).unwrap_or_else(|problem| panic!("{problem}"));
+    carrier.assert_moved(&gateway, bytes / 4);
+    assert_nothing_left(&gateway);
+}
