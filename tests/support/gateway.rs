@@ -1,7 +1,7 @@
 //! Starts the real `sluice` binary for a test and ends it with the test.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,6 +39,8 @@ pub struct Plan {
     pub steering: bool,
     /// How responses may travel; every path that there is if none is given.
     pub paths: Vec<&'static str>,
+    /// Where it listens for clients.
+    pub address: IpAddr,
     /// Further fields of the listener, such as `, virtualAddresses: [...]`.
     pub listener: String,
     /// The ports for clients and for operators; free ones if none are given.
@@ -59,6 +61,7 @@ impl Plan {
             scheduler: String::new(),
             steering: false,
             paths: Vec::new(),
+            address: Ipv4Addr::LOCALHOST.into(),
             listener: String::new(),
             ports: None,
             command: Vec::new(),
@@ -90,10 +93,10 @@ impl Plan {
         let mut text = format!(
             "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\n\
              metadata: {{name: test}}\nspec:\n  \
-             listeners: [{{name: http, address: 127.0.0.1, port: {port}{}}}]\n  \
+             listeners: [{{name: http, address: \"{}\", port: {port}{}}}]\n  \
              admin: {{address: 127.0.0.1, port: {admin}}}\n  \
              kernel: {{steering: {steering}{paths}}}\n{}  schedulers:\n",
-            self.listener, self.spec
+            self.address, self.listener, self.spec
         );
         for (index, (model, pods)) in self.pools.iter().enumerate() {
             text.push_str(&format!("  - name: pool-{index}\n    modelName: {model}\n    pods:\n"));

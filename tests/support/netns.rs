@@ -8,6 +8,7 @@
 
 use std::io::Write as _;
 use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
 use std::{env, fs, io, panic, thread};
 
 use nix::sched::{CloneFlags, unshare};
@@ -41,6 +42,58 @@ pub fn run(blocks: &[&str], test: impl FnOnce() + Send + 'static) {
         Ok(()) => note(&format!("ran {name}")),
         Err(failed) => panic::resume_unwind(failed),
     }
+}
+
+/// A second namespace, joined to that of the thread that made it by a cable: `10.8.0.1` and
+/// `fd08::1` here, `10.8.0.2` and `fd08::2` there.
+#[derive(Debug)]
+pub struct Neighbour {
+    jobs: Sender<Box<dyn FnOnce() + Send>>,
+}
+
+impl Neighbour {
+    /// Makes it; within [`run`].
+    ///
+    /// # Panics
+    /// It cannot be made.
+    pub fn start() -> Self {
+        let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
+        let (say, told) = channel();
+        thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap_or_else(|error| panic!("unshare: {error}"));
+            ip(&["link", "set", "lo", "up"]);
+            let _ = say.send(nix::unistd::gettid());
+            todo.into_iter().for_each(|job| job());
+        });
+        let thread = told.recv().unwrap_or_else(|error| panic!("no namespace: {error}"));
+        let peer = ["peer", "name", "cable", "netns", &thread.to_string()];
+        ip(&[&["link", "add", "cable", "type", "veth"][..], &peer].concat());
+        let neighbour = Self { jobs };
+        plug("1");
+        neighbour.run(|| plug("2"));
+        neighbour
+    }
+
+    /// Runs something there and waits for it. What it spawns and binds stays there.
+    ///
+    /// # Panics
+    /// It panicked.
+    pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, result) = channel();
+        let job = Box::new(move || {
+            let _ = done.send(job());
+        });
+        let sent = self.jobs.send(job).ok();
+        let result = sent.and_then(|()| result.recv().ok());
+        result.unwrap_or_else(|| panic!("it failed in the other namespace"))
+    }
+}
+
+/// Gives this end of the cable its addresses.
+fn plug(last: &str) {
+    ip(&["link", "set", "cable", "up"]);
+    ip(&["address", "add", &format!("10.8.0.{last}/24"), "dev", "cable"]);
+    ip(&["address", "add", &format!("fd08::{last}/64"), "dev", "cable", "nodad"]);
 }
 
 /// Runs iproute2 in the calling thread's namespace.

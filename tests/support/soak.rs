@@ -27,6 +27,8 @@ pub struct Traffic {
     pub length: u64,
     /// Whether clients and pods leave in the middle of answers.
     pub aborts: bool,
+    /// Whether it goes to a pod without a gateway between, so that the pod's closes are seen.
+    pub straight: bool,
     /// What everything drawn by lot follows from.
     pub seed: u64,
 }
@@ -67,7 +69,48 @@ impl fmt::Display for Problem {
     }
 }
 
+/// A moment's [`Progress`].
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the fields are those of Progress")]
+pub struct Counts {
+    pub requests: u64,
+    pub bytes: u64,
+    pub whole: u64,
+    pub left: u64,
+    pub cut: u64,
+    pub refused: u64,
+}
+
+impl Progress {
+    /// How far it is now.
+    pub fn counts(&self) -> Counts {
+        let Self { requests, bytes, whole, left, cut, refused } = self;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counts {
+            requests: of(requests),
+            bytes: of(bytes),
+            whole: of(whole),
+            left: of(left),
+            cut: of(cut),
+            refused: of(refused),
+        }
+    }
+}
+
 impl Traffic {
+    /// Some of everything, and no end: say how many requests or bytes are enough.
+    pub fn mixed(seed: u64) -> Self {
+        Self {
+            connections: 8,
+            requests: u64::MAX,
+            bytes: u64::MAX,
+            length: 150_000,
+            aborts: false,
+            straight: false,
+            seed,
+        }
+    }
+
     /// Runs to the end; `progress` can be watched from another thread meanwhile.
     ///
     /// # Errors
@@ -104,7 +147,9 @@ impl Traffic {
         loop {
             // Now and then the next request is sent while the answer is still to come; not where the
             // answer ends by a close, which would be a reset with a request unread.
-            let closes = |script: &Script| script.frame == Frame::UntilClose;
+            let closes = |script: &Script| {
+                script.frame == Frame::UntilClose || self.straight && script.end != End::Keep
+            };
             while sent.len() < random.usize(1..=2) && !sent.iter().any(closes) {
                 let asked = progress.requests.fetch_add(1, Ordering::Relaxed);
                 let enough = asked >= self.requests
@@ -138,7 +183,7 @@ impl Traffic {
             } else if !self.aborts {
                 return Err(seen.problem(&script, &format!("status {}", seen.status)));
             }
-            if !seen.keeps() {
+            if !seen.keeps() || self.straight && script.end != End::Keep {
                 // What was sent behind it is asked again.
                 connection = ScriptClient::connect(gateway);
                 sent.iter().for_each(|script| connection.send(script));

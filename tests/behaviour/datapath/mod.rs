@@ -5,14 +5,25 @@
 //! kernel carrier runs in a network namespace of its own and counts as privileged. There it is also
 //! asserted that the kernel moved bytes, so that no carrier passes by the relay's merits.
 
+mod aborts;
+mod account;
+mod addresses;
 mod bodies;
+mod ends;
+mod keepalive;
+mod leave;
+mod slow;
+mod strangers;
 mod volume;
 
 use std::net::SocketAddr;
 
+use sluice_tests::client::{Client, chat};
 use sluice_tests::gateway::{Gateway, Plan};
 use sluice_tests::netns;
-use sluice_tests::script::ScriptPod;
+use sluice_tests::pod::{RawPod, STREAM, Taken, chunk};
+use sluice_tests::script::{Script, ScriptPod};
+use sluice_tests::soak::{Pace, ScriptClient, Seen};
 
 /// What is to carry the bodies.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,7 +48,35 @@ macro_rules! cases {
 }
 
 cases! {
-    bodies: every_framing_in_chunks_and_writes_of_any_size;
+    aborts: nothing_is_left_of_two_thousand_requests_with_aborts_on_both_sides;
+    addresses:
+        pods_of_every_address_family,
+        a_pod_in_another_namespace,
+        twins_in_two_namespaces_with_the_same_addresses_and_ports;
+    bodies:
+        every_framing_in_chunks_and_writes_of_any_size,
+        answers_without_a_body_between_streams,
+        interim_heads_before_a_stream;
+    ends:
+        a_pod_that_dies_is_seen_after_all_that_it_sent,
+        a_cut_anywhere_in_any_framing,
+        a_silent_stream_is_ended,
+        streams_finish_after_sigterm,
+        a_killed_gateway_breaks_its_streams_and_lets_go_of_the_pods;
+    keepalive:
+        hundreds_of_requests_on_one_connection_to_changing_pods,
+        the_next_request_is_sent_while_the_answer_flows,
+        many_requests_are_sent_at_once;
+    leave:
+        the_pod_is_let_go_when_the_client_leaves,
+        a_pod_that_writes_on_and_on_is_stopped_when_the_client_leaves;
+    slow:
+        a_client_that_does_not_read_holds_its_window_and_no_more,
+        five_hundred_clients_that_do_not_read,
+        readers_that_stop_and_go;
+    strangers:
+        other_sockets_on_the_same_ports_are_left_alone,
+        other_clients_of_the_pods_are_left_alone;
     volume: two_hundred_megabytes_of_mixed_traffic;
 }
 
@@ -47,6 +86,15 @@ impl Carrier {
         match self {
             Self::Relay => case(self),
             Self::Splice | Self::Local => netns::run(&[], move || case(self)),
+        }
+    }
+
+    /// Runs a part that needs a namespace whatever the carrier.
+    fn apart(self, part: impl FnOnce() + Send + 'static) {
+        match self {
+            Self::Relay => netns::run(&[], part),
+            // It is in one already.
+            Self::Splice | Self::Local => part(),
         }
     }
 
@@ -75,6 +123,11 @@ impl Carrier {
         Gateway::start(&self.plan(pods.iter().map(|pod| pod.address)))
     }
 
+    /// A gateway before this pod.
+    fn raw_gateway(self, pod: &RawPod) -> Gateway {
+        Gateway::start(&self.plan([pod.address]))
+    }
+
     /// Bytes of response bodies and their framing that went by this carrier.
     fn moved(self, gateway: &Gateway) -> f64 {
         let sample = format!("sluice_flow_bytes_total{{path=\"{}\"}}", self.name());
@@ -90,16 +143,54 @@ impl Carrier {
         assert!(moved >= least as f64, "{self:?} moved {moved} bytes and not {least}");
         let sample =
             format!("sluice_flow_responses_total{{path=\"{}\",reason=\"best\"}}", self.name());
-        assert!(gateway.metric(&sample) > Some(0.0), "no response counts as carried by {self:?}");
+        let carried = gateway.metric(&sample);
+        assert!(carried > Some(0.0), "no response counts as carried by {self:?}");
     }
+}
+
+/// Asks for one scripted answer, which must come whole and exact.
+fn exact(client: &mut ScriptClient, script: &Script) -> Seen {
+    client.send(script);
+    read_exact(client, script)
+}
+
+/// Reads the answer to a request that was sent, which must come whole and exact.
+fn read_exact(client: &mut ScriptClient, script: &Script) -> Seen {
+    let seen = client.answer(script, Pace::FAST, u64::MAX);
+    let seen = seen.unwrap_or_else(|problem| panic!("{problem}"));
+    seen.judge(script).unwrap_or_else(|problem| panic!("{problem}"));
+    seen
+}
+
+/// A stream that flows: the client has asked, and has read so many events, each written alone.
+fn flowing(gateway: &Gateway, pod: &RawPod, events: u32) -> (Client, Taken) {
+    let mut client = Client::connect(gateway.address);
+    client.post("/v1/chat/completions", &chat("base", 9, true));
+    let mut taken = pod.take();
+    taken.send(STREAM);
+    pass_events(&mut client, &mut taken, 0..events);
+    (client, taken)
+}
+
+/// Has numbered events pass, each written when the client has the one before.
+fn pass_events(client: &mut Client, taken: &mut Taken, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        let event = event(number);
+        taken.send(chunk(&event));
+        client.read_until(&format!("{event}\r\n"));
+    }
+}
+
+/// An event of about the length of a token's.
+fn event(number: u32) -> String {
+    format!("data: {{\"n\":{number},\"pad\":\"{:x<200}\"}}\n\n", "")
 }
 
 /// Asserts that nothing is left of what was under way, of requests, connections and kernel tables.
 fn assert_nothing_left(gateway: &Gateway) {
-    let status = gateway.wait("nothing to be left", |status| {
+    gateway.wait("nothing to be left", |status| {
         status["connections"] == 0 && status["buffered_bytes"] == 0
     });
-    assert_eq!(status["connections"], 0);
     gateway.wait_idle();
     assert_tables_empty(gateway);
 }

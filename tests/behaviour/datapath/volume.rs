@@ -10,14 +10,7 @@ pub(super) fn two_hundred_megabytes_of_mixed_traffic(carrier: Carrier) {
     let bytes = 200_000_000 / 3;
     let pods = ScriptPod::start_all(3);
     let gateway = carrier.gateway(&pods);
-    let traffic = Traffic {
-        connections: 8,
-        requests: u64::MAX,
-        bytes,
-        length: 150_000,
-        aborts: false,
-        seed: 1,
-    };
+    let traffic = Traffic { bytes, ..Traffic::mixed(1) };
     let progress = Progress::default();
     traffic.run(gateway.address, &progress).unwrap_or_else(|problem| panic!("{problem}"));
     carrier.assert_moved(&gateway, bytes / 4);
