@@ -326,7 +326,10 @@ pub fn pods(status: &Value) -> impl Iterator<Item = &Value> {
 /// A binary of the workspace, built in the same profile as the test.
 pub fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test has a path");
-    let profile = test.ancestors().nth(2).expect("tests lie in target/PROFILE/deps");
+    // Tests lie in target/PROFILE/deps, programs a folder above.
+    let folder = test.parent().expect("a program lies in a folder");
+    let profile = if folder.ends_with("deps") { folder.parent() } else { Some(folder) };
+    let profile = profile.expect("target/PROFILE");
     let path = profile.join(name);
     assert!(
         path.exists(),

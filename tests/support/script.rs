@@ -100,7 +100,7 @@ impl Script {
         }
         // Whatever the sizes, about so many pauses.
         let writes = script.length / script.writes.1.min(script.chunks.1 + 7).div_ceil(2) as u64;
-        script.pauses = random.u32(0..=20_000 / u32::try_from(writes).unwrap_or(u32::MAX).max(20));
+        script.pauses = random.u32(0..=10_000 / u32::try_from(writes).unwrap_or(u32::MAX).max(20));
         script.head_with_body = random.bool();
         if random.bool() {
             script.tail = usage(random.u32(1..1000));

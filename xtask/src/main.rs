@@ -15,6 +15,7 @@ mod lint;
 mod process;
 mod setup_ebpf;
 mod shell;
+mod soak;
 mod test;
 mod verify_ebpf;
 
@@ -42,6 +43,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Lint => lint::run(),
         Task::SetupEbpf => setup_ebpf::run(),
+        Task::Soak(options) => soak::run(&options),
         Task::Test(options) => test::run(&options),
         Task::VerifyEbpf => verify_ebpf::run(),
     }
@@ -81,6 +83,9 @@ enum Task {
     /// Install the pinned tool chain that compiles the kernel programs.
     #[command(after_help = "Example: cargo xtask setup-ebpf")]
     SetupEbpf,
+    /// Carry mixed traffic by relay, splice and local, and compare every byte.
+    #[command(after_help = "Example: cargo xtask soak --gigabytes 10 --path local")]
+    Soak(soak::Options),
     /// Run every test, and first install what the tests need.
     #[command(after_help = "Example: cargo xtask test -- framing")]
     Test(test::Options),

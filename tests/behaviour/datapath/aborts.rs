@@ -20,7 +20,13 @@ pub(super) fn nothing_is_left_of_two_thousand_requests_with_aborts_on_both_sides
     }
     assert_nothing_left(&gateway);
     let before = descriptors(&gateway, &pods);
-    let traffic = Traffic { requests: 2000, length: 5000, aborts: true, ..Traffic::mixed(3) };
+    let traffic = Traffic {
+        connections: 16,
+        requests: 2000,
+        length: 5000,
+        aborts: true,
+        ..Traffic::mixed(3)
+    };
     let progress = Progress::default();
     traffic.run(gateway.address, &progress).unwrap_or_else(|problem| panic!("{problem}"));
     let counts = progress.counts();

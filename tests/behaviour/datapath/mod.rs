@@ -49,6 +49,7 @@ macro_rules! cases {
 
 cases! {
     aborts: nothing_is_left_of_two_thousand_requests_with_aborts_on_both_sides;
+    account: the_same_requests_give_the_same_metrics;
     addresses:
         pods_of_every_address_family,
         a_pod_in_another_namespace,
