@@ -54,7 +54,7 @@ pub struct Progress {
 #[derive(Clone, Debug)]
 pub struct Problem {
     /// The answer.
-    pub script: Script,
+    pub script: Box<Script>,
     /// The pod that gave it, if one did.
     pub pod: Option<usize>,
     /// What was wrong.
@@ -286,7 +286,7 @@ impl ScriptClient {
     /// # Errors
     /// There is none, or it is not what the pod wrote.
     pub fn answer(&mut self, script: &Script, pace: Pace, enough: u64) -> Result<Seen, Problem> {
-        let problem = |pod, what: String| Problem { script: script.clone(), pod, what };
+        let problem = |pod, what: String| Problem { script: Box::new(script.clone()), pod, what };
         let head = match self.head() {
             Ok(head) => head,
             Err(error) => return Err(problem(None, format!("no head: {error}"))),
@@ -405,7 +405,11 @@ impl Seen {
     }
 
     fn problem(&self, script: &Script, what: &str) -> Problem {
-        Problem { script: script.clone(), pod: self.pod, what: format!("{what}: {self:?}") }
+        Problem {
+            script: Box::new(script.clone()),
+            pod: self.pod,
+            what: format!("{what}: {self:?}"),
+        }
     }
 }
 
