@@ -17,6 +17,8 @@ mod strangers;
 mod volume;
 
 use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use sluice_tests::client::{Client, chat};
 use sluice_tests::gateway::{Gateway, Plan};
@@ -135,17 +137,27 @@ impl Carrier {
         gateway.metric(&sample).unwrap_or(0.0)
     }
 
-    /// Asserts that the kernel moved so many bytes at least; of the relay nothing is asked.
+    /// Asserts that the kernel moved so many bytes at least, of answers that are over; of the relay
+    /// nothing is asked.
     fn assert_moved(self, gateway: &Gateway, least: u64) {
         if self == Self::Relay {
             return;
         }
-        let moved = self.moved(gateway);
-        assert!(moved >= least as f64, "{self:?} moved {moved} bytes and not {least}");
         let sample =
             format!("sluice_flow_responses_total{{path=\"{}\",reason=\"best\"}}", self.name());
-        let carried = gateway.metric(&sample);
-        assert!(carried > Some(0.0), "no response counts as carried by {self:?}");
+        // A response is counted a moment after its client has seen its end.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let (moved, carried) = (self.moved(gateway), gateway.metric(&sample));
+            if moved >= least as f64 && carried > Some(0.0) {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{self:?} moved {moved} bytes, not {least}, of {carried:?} responses"
+            );
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 

@@ -44,7 +44,7 @@ fn stalled(carrier: Carrier, count: usize) {
     let rss_before = rss(gateway.pid());
 
     let mut streams: Vec<TcpStream> = Vec::new();
-    let writers: Vec<Writer> = (0..count)
+    let mut writers: Vec<Writer> = (0..count)
         .map(|number| {
             let mut client = connect_with_small_buffer(gateway.address);
             let body = chat("stalled", 1, true).to_string();
@@ -58,6 +58,11 @@ fn stalled(carrier: Carrier, count: usize) {
             Writer::new(pod.take(), number as u32)
         })
         .collect();
+    // Event by event at first, as tokens come: so the kernel takes over before anything is full.
+    for _ in 0..FIRST {
+        writers.iter_mut().for_each(Writer::write_event);
+        thread::sleep(Duration::from_millis(5));
+    }
     let pods = Pods::start(writers);
     pods.wait_stuck();
     let written = pods.written();
@@ -110,7 +115,7 @@ fn stalled(carrier: Carrier, count: usize) {
     let came: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
     assert_eq!(came, pods.end());
     drop(other);
-    carrier.assert_moved(&gateway, count as u64 * 64 * 1024);
+    carrier.assert_moved(&gateway, count as u64 * (FIRST * EVENT) as u64 / 2);
     assert_nothing_left(&gateway);
 }
 
@@ -175,6 +180,14 @@ impl Writer {
         taken.stream.set_nonblocking(true).unwrap();
         let head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n".to_vec();
         Self { taken, pattern: Pattern::new(id), ready: head, at: 0, offset: 0, done: false }
+    }
+
+    /// Writes what is ready and one event more, of which the socket must have room.
+    fn write_event(&mut self) {
+        self.pattern.extend(&mut self.ready, self.offset, EVENT);
+        self.offset += EVENT as u64;
+        self.taken.stream.write_all(&self.ready).unwrap();
+        self.ready.clear();
     }
 
     /// Writes as long as the socket takes it, event by event as an engine does. Returns the bytes of
@@ -330,5 +343,7 @@ const WINDOW: u64 = 256 * 1024;
 /// daemon's one piece included.
 const BUFFERS: u64 = (32 + 16 + 64 + 64) * 1024;
 const EVENT: usize = 256;
+/// Events that are written one by one.
+const FIRST: usize = 10;
 /// Long enough for whatever moves to have moved.
 const PAUSE: Duration = Duration::from_secs(1);
