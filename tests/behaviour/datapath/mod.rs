@@ -15,6 +15,7 @@ mod leave;
 mod slow;
 mod strangers;
 mod volume;
+mod writes;
 
 use std::net::SocketAddr;
 use std::thread;
@@ -81,6 +82,9 @@ cases! {
         other_sockets_on_the_same_ports_are_left_alone,
         other_clients_of_the_pods_are_left_alone;
     volume: two_hundred_megabytes_of_mixed_traffic;
+    writes:
+        every_call_that_writes,
+        large_requests_on_a_connection_that_carried_a_stream;
 }
 
 impl Carrier {
