@@ -161,7 +161,7 @@ pub(super) fn readers_that_stop_and_go(carrier: Carrier) {
             });
         }
     });
-    carrier.assert_moved(&gateway, 100_000);
+    carrier.assert_moved_of(&gateway, 100_000, 0);
     assert_nothing_left(&gateway);
 }
 

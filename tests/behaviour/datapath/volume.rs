@@ -13,6 +13,7 @@ pub(super) fn two_hundred_megabytes_of_mixed_traffic(carrier: Carrier) {
     let traffic = Traffic { bytes, ..Traffic::mixed(1) };
     let progress = Progress::default();
     traffic.run(gateway.address, &progress).unwrap_or_else(|problem| panic!("{problem}"));
-    carrier.assert_moved(&gateway, bytes / 4);
+    // Much of it is in messages that are too large to be looked through, or for slow readers.
+    carrier.assert_moved(&gateway, bytes / 20);
     assert_nothing_left(&gateway);
 }
