@@ -19,6 +19,7 @@ mod socket;
 mod steer;
 mod system;
 mod trial;
+mod verify;
 
 pub use flows::{Flows, Link, LinkError, Parked, Path, Receiver, Usage, Works};
 pub use load::Unfit;
@@ -27,3 +28,4 @@ pub use probe::{Feature, probe};
 pub use scores::{Publication, PublishedScore, ScoreEntry};
 pub use steer::{ListenerCounters, SteerError, Steering};
 pub use trial::{Failed, trial};
+pub use verify::{VerifiedProgram, verify_programs};
