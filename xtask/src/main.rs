@@ -18,6 +18,7 @@ mod shell;
 mod soak;
 mod test;
 mod verify_ebpf;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -46,6 +47,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Soak(options) => soak::run(&options),
         Task::Test(options) => test::run(&options),
         Task::VerifyEbpf => verify_ebpf::run(),
+        Task::Vm(options) => vm::run(&options),
     }
 }
 
@@ -92,4 +94,14 @@ enum Task {
     /// Rebuild the kernel programs and compare them with the object that is checked in.
     #[command(after_help = "Example: cargo xtask verify-ebpf")]
     VerifyEbpf,
+    /// Boot other kernels under QEMU, and run the probe and the tests of the kernel's part there.
+    #[command(after_help = VM_HELP)]
+    Vm(vm::Options),
 }
+
+const VM_HELP: &str = "\
+Kernels are Debian's, fetched by apt and never installed; QEMU, busybox and cpio are installed by
+apt-get if they are missing, which needs root. All that it makes is under target/vm: kernels, and
+each guest's console in LINE.log.
+
+Example: cargo xtask vm --kernel 6.1 --kernel 7.3";

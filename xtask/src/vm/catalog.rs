@@ -1,0 +1,140 @@
+//! Which kernels there are, what each must be able to do, and what its verifier may spend.
+
+/// A line of kernels of Debian's cloud flavour; the newest of the line is booted.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    /// Its first two numbers, such as `6.1`.
+    pub(super) line: &'static str,
+    /// Where it is found if the machine's own sources do not have it.
+    pub(super) archive: Archive,
+    /// The suite there.
+    pub(super) suite: &'static str,
+    /// Whether it runs without being asked for.
+    pub(super) default: bool,
+    /// The features of `sluice probe` that it must not have; it must have all others.
+    pub(super) without: &'static [&'static str],
+    /// The programs that it must refuse, as [`Program::key`](super::report::Program::key) names
+    /// them; it must take all others.
+    pub(super) refused: &'static [&'static str],
+    /// The tests that cannot hold there.
+    pub(super) skipped: &'static [&'static str],
+}
+
+/// Debian's archives, which a machine names in its own sources.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Archive {
+    /// Releases and backports.
+    Main,
+    /// Security updates.
+    Security,
+}
+
+impl Archive {
+    /// What apt calls it.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Main => "Debian",
+            Self::Security => "Debian-Security",
+        }
+    }
+}
+
+impl Kernel {
+    /// The kernel of this line, if it is one of ours.
+    pub(super) fn find(line: &str) -> Option<&'static Self> {
+        KERNELS.iter().find(|kernel| kernel.line == line)
+    }
+
+    /// Whether the kernel can carry responses. Where it cannot, programs may be refused.
+    pub(super) fn has_paths(&self) -> bool {
+        !self.without.contains(&"bpf_loop")
+    }
+
+    /// What the test program is told: which tests, and which of them cannot hold here.
+    pub(super) fn words(&self) -> Vec<&'static str> {
+        let mut words = TESTS.to_vec();
+        if self.has_paths() {
+            words.extend(PATH_TESTS);
+        }
+        words.extend(self.skipped.iter().flat_map(|test| ["--skip", *test]));
+        words
+    }
+}
+
+/// How many instructions of `program` a verifier may follow.
+pub(super) fn ceiling(program: &str) -> u32 {
+    CEILINGS.iter().find(|(name, _)| *name == program).map_or(CEILING, |(_, ceiling)| *ceiling)
+}
+
+/// Every kernel that can be asked for, oldest first. There is none between 5.10 and 6.1, so the
+/// first that has bpf_loop, 5.17, cannot be tried.
+pub(super) const KERNELS: &[Kernel] = &[
+    Kernel {
+        without: &["bpf_loop"],
+        skipped: TWO_CAPABILITIES,
+        ..kernel("5.10", Archive::Security, "bullseye-security")
+    },
+    Kernel {
+        default: true,
+        // Debian calls every 6.1 `6.1.0`, so that the probe cannot know whether it is mended.
+        without: &["redirect_once"],
+        refused: WITHOUT_PERFMON,
+        skipped: TWO_CAPABILITIES,
+        ..kernel("6.1", Archive::Security, "bookworm-security")
+    },
+    Kernel {
+        default: true,
+        refused: WITHOUT_PERFMON,
+        skipped: TWO_CAPABILITIES,
+        ..kernel("6.12", Archive::Security, "bookworm-security")
+    },
+    Kernel {
+        refused: WITHOUT_PERFMON,
+        skipped: TWO_CAPABILITIES,
+        ..kernel("6.16", Archive::Main, "trixie-backports")
+    },
+    kernel("6.18", Archive::Main, "trixie-backports"),
+    kernel("7.0", Archive::Main, "trixie-backports"),
+    kernel("7.3", Archive::Main, "trixie-backports"),
+];
+
+/// What kernels before 6.18 refuse: without CAP_PERFMON their verifiers also follow what a processor
+/// might do by speculation, and there they do not accept it.
+const WITHOUT_PERFMON: &[&str] =
+    &["steer (log debug, two capabilities)", "steer (log off, two capabilities)"];
+
+/// The test that does with two capabilities, and that asks for every feature.
+const TWO_CAPABILITIES: &[&str] = &["kernel::two_capabilities_are_enough_and_each_is_needed"];
+
+const fn kernel(line: &'static str, archive: Archive, suite: &'static str) -> Kernel {
+    Kernel { line, archive, suite, default: false, without: &[], refused: &[], skipped: &[] }
+}
+
+/// Modules of the behaviour tests that run on every kernel: those that use it.
+const TESTS: &[&str] = &["kernel::", "steer::"];
+
+/// Modules that need a kernel which carries responses.
+pub(super) const PATH_TESTS: &[&str] = &[];
+
+/// A quarter of the million instructions at which the kernel gives up. What one kernel takes
+/// lightly has been seen to cost the next a hundred times as much.
+const CEILING: u32 = 250_000;
+
+/// Ceilings of single programs.
+const CEILINGS: &[(&str, u32)] = &[];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_kernel_is_not_asked_for_what_it_cannot() {
+        let old = Kernel::find("5.10").unwrap();
+        assert!(!old.has_paths() && Kernel::find("6.1").unwrap().has_paths());
+        let words = old.words();
+        assert!(words.starts_with(TESTS) && words.contains(&"--skip"), "{words:?}");
+        let new = Kernel::find("7.3").unwrap().words();
+        assert!(!new.contains(&"--skip"), "{new:?}");
+        assert!(Kernel::find("6").is_none());
+    }
+}
