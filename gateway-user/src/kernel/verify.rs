@@ -31,6 +31,8 @@ pub struct VerifiedProgram {
     pub xlated_bytes: Option<u32>,
     /// Why it was refused; empty if it was not.
     pub reason: String,
+    /// The end of the verifier's log of a program that was refused: how it came to its reason.
+    pub verifier_log: Vec<String>,
 }
 
 /// Loads every program of the object by itself, silent and with all that it can log. Nothing stays
@@ -62,6 +64,10 @@ fn verify(name: &str, log: &'static str, program: &mut Program) -> VerifiedProgr
         Ok(()) => String::new(),
         Err(error) => refusal(program.prog_type(), error),
     };
+    let verifier_log = match &result {
+        Err(ProgramError::LoadError { verifier_log, .. }) => end_of(&verifier_log.to_string()),
+        _ => Vec::new(),
+    };
     let info = result.ok().and_then(|()| program.info().ok());
     VerifiedProgram {
         program: name.to_owned(),
@@ -71,6 +77,7 @@ fn verify(name: &str, log: &'static str, program: &mut Program) -> VerifiedProgr
         verified_insns: info.as_ref().and_then(|info| info.verified_instruction_count()),
         xlated_bytes: info.as_ref().and_then(|info| info.size_translated()),
         reason,
+        verifier_log,
     }
 }
 
@@ -107,6 +114,15 @@ fn complaint(log: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
+fn end_of(log: &str) -> Vec<String> {
+    let lines: Vec<_> = log.lines().map(str::trim_end).collect();
+    let end = lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default();
+    end.iter().map(|line| (*line).to_owned()).collect()
+}
+
+/// Of a verifier's log, which can have a hundred thousand.
+const LOG_LINES: usize = 40;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,5 +141,14 @@ mod tests {
         for (log, want) in table {
             assert_eq!(complaint(log).as_deref(), want, "{log}");
         }
+    }
+
+    #[test]
+    fn the_end_of_a_log_is_kept() {
+        let log = (0..100).map(|line| format!("{line}: exit \n")).collect::<String>();
+        let end = end_of(&log);
+        assert_eq!(end.len(), LOG_LINES);
+        assert_eq!(end.last().map(String::as_str), Some("99: exit"));
+        assert_eq!(end_of("one\n"), ["one"]);
     }
 }
