@@ -20,7 +20,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 
 use self::boot::Ended;
-use self::catalog::{KERNELS, Kernel, PATH_TESTS};
+use self::catalog::{KERNELS, Kernel};
 use self::report::{Bytes, Program, Report};
 use crate::shell;
 
@@ -150,7 +150,8 @@ fn row(kernel: &Kernel, report: &Report, ended: Ended) -> String {
     };
     let bytes = match report.bytes {
         Some(Bytes { local, splice }) => format!("{local} local, {splice} splice"),
-        None if PATH_TESTS.is_empty() => "no datapath tests yet".to_owned(),
+        None if kernel.tells_bytes() => "none told".to_owned(),
+        None if kernel.has_paths() => "no datapath tests yet".to_owned(),
         None => "-".to_owned(),
     };
     let up = report.up.map_or_else(|| "-".to_owned(), |up| format!("{up:.1}"));

@@ -13,9 +13,6 @@ pub(super) struct Kernel {
     pub(super) default: bool,
     /// The features of `sluice probe` that it must not have; it must have all others.
     pub(super) without: &'static [&'static str],
-    /// The programs that it must refuse, as [`Program::key`](super::report::Program::key) names
-    /// them; it must take all others.
-    pub(super) refused: &'static [&'static str],
     /// The tests that cannot hold there.
     pub(super) skipped: &'static [&'static str],
 }
@@ -50,6 +47,11 @@ impl Kernel {
         !self.without.contains(&"bpf_loop")
     }
 
+    /// Whether the tests must tell that the kernel carried bytes.
+    pub(super) fn tells_bytes(&self) -> bool {
+        self.has_paths() && PATH_TESTS.contains(&BYTES_TESTS)
+    }
+
     /// What the test program is told: which tests, and which of them cannot hold here.
     pub(super) fn words(&self) -> Vec<&'static str> {
         let mut words = TESTS.to_vec();
@@ -70,51 +72,44 @@ pub(super) fn ceiling(program: &str) -> u32 {
 /// first that has bpf_loop, 5.17, cannot be tried.
 pub(super) const KERNELS: &[Kernel] = &[
     Kernel {
-        without: &["bpf_loop"],
-        skipped: TWO_CAPABILITIES,
+        without: &["bpf_loop", "local", "splice"],
+        skipped: &[TWO_CAPABILITIES],
         ..kernel("5.10", Archive::Security, "bullseye-security")
     },
     Kernel {
         default: true,
         // Debian calls every 6.1 `6.1.0`, so that the probe cannot know whether it is mended.
-        without: &["redirect_once"],
-        refused: WITHOUT_PERFMON,
-        skipped: TWO_CAPABILITIES,
+        without: &["redirect_once", "splice"],
+        skipped: &[TWO_CAPABILITIES, "flows::a_body_goes_each_way"],
         ..kernel("6.1", Archive::Security, "bookworm-security")
     },
     Kernel {
         default: true,
-        refused: WITHOUT_PERFMON,
-        skipped: TWO_CAPABILITIES,
+        skipped: &[TWO_CAPABILITIES],
         ..kernel("6.12", Archive::Security, "bookworm-security")
     },
-    Kernel {
-        refused: WITHOUT_PERFMON,
-        skipped: TWO_CAPABILITIES,
-        ..kernel("6.16", Archive::Main, "trixie-backports")
-    },
+    Kernel { skipped: &[TWO_CAPABILITIES], ..kernel("6.16", Archive::Main, "trixie-backports") },
     kernel("6.18", Archive::Main, "trixie-backports"),
     kernel("7.0", Archive::Main, "trixie-backports"),
     kernel("7.3", Archive::Main, "trixie-backports"),
 ];
 
-/// What kernels before 6.18 refuse: without CAP_PERFMON their verifiers also follow what a processor
-/// might do by speculation, and there they do not accept it.
-const WITHOUT_PERFMON: &[&str] =
-    &["steer (log debug, two capabilities)", "steer (log off, two capabilities)"];
-
-/// The test that does with two capabilities, and that asks for every feature.
-const TWO_CAPABILITIES: &[&str] = &["kernel::two_capabilities_are_enough_and_each_is_needed"];
+/// The test that steers with two capabilities, which kernels before 6.18 refuse: without CAP_PERFMON
+/// their verifiers also follow what a processor may do by speculation. It asks for every feature.
+const TWO_CAPABILITIES: &str = "kernel::two_capabilities_are_enough_and_each_is_needed";
 
 const fn kernel(line: &'static str, archive: Archive, suite: &'static str) -> Kernel {
-    Kernel { line, archive, suite, default: false, without: &[], refused: &[], skipped: &[] }
+    Kernel { line, archive, suite, default: false, without: &[], skipped: &[] }
 }
 
 /// Modules of the behaviour tests that run on every kernel: those that use it.
 const TESTS: &[&str] = &["kernel::", "steer::"];
 
 /// Modules that need a kernel which carries responses.
-pub(super) const PATH_TESTS: &[&str] = &[];
+const PATH_TESTS: &[&str] = &["flows::"];
+
+/// The module among [`PATH_TESTS`] whose tests tell how many bytes the kernel carried.
+const BYTES_TESTS: &str = "datapath::";
 
 /// A quarter of the million instructions at which the kernel gives up. What one kernel takes
 /// lightly has been seen to cost the next a hundred times as much.

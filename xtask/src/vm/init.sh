@@ -30,10 +30,14 @@ part up; echo "$up"
 part table; sluice probe || failed=1
 part probe; sluice probe --json || failed=1
 part programs; sluice probe --programs --json || failed=1
-# As the daemon runs in a cluster; without CAP_PERFMON the verifier is stricter.
+# As the daemon runs in a cluster; without CAP_PERFMON the verifier is stricter. Before 5.11 maps
+# count against the limit, which only a right that is not among the two may raise.
 part programs-capped
-/host/setpriv --bounding-set=-all,+bpf,+net_admin --inh-caps=-all \
-    sluice probe --programs --json || failed=1
+(
+    ulimit -l unlimited
+    RUST_LOG=off /host/setpriv --bounding-set=-all,+bpf,+net_admin --inh-caps=-all \
+        sluice probe --programs --json
+) || failed=1
 part tests
 SLUICE_TEST_PRIVILEGED_LOG=/tmp/privileged RUST_BACKTRACE=1 \
     /sluice/deps/behaviour $(cat /sluice/words) 2>&1 || failed=1

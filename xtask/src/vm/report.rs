@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::catalog::{Kernel, PATH_TESTS, ceiling};
+use super::catalog::{Kernel, ceiling};
 
 /// A guest's report. A guest that ended early leaves parts of it empty.
 #[derive(Debug, Default)]
@@ -41,6 +41,8 @@ pub(super) struct Program {
     pub(super) loaded: bool,
     pub(super) verified_insns: Option<u32>,
     reason: String,
+    #[serde(default)]
+    verifier_log: Vec<String>,
     /// Whether with CAP_BPF and CAP_NET_ADMIN only.
     #[serde(skip)]
     capped: bool,
@@ -107,7 +109,7 @@ impl Report {
                 "tests: {passed} passed, {failed} failed, {not_run} not run {names}"
             ));
         }
-        if kernel.has_paths() && !PATH_TESTS.is_empty() {
+        if kernel.tells_bytes() {
             match self.bytes {
                 Some(Bytes { local: 1.., splice: 1.. }) => {}
                 Some(Bytes { local, splice }) => troubles.push(format!(
@@ -150,14 +152,16 @@ impl Report {
             let Program { verified_insns, reason, .. } = program;
             let ceiling = ceiling(&program.program);
             match verified_insns {
-                _ if !program.loaded && kernel.refused.contains(&key.as_str()) => {}
+                // What can be done with less than the daemon asks for is shown and not judged.
+                _ if !program.loaded && program.capped => {}
                 // Our own words, not the misleading ones of such a kernel.
                 _ if !program.loaded
                     && !kernel.has_paths()
                     && reason.contains("has no bpf_loop") => {}
-                _ if !program.loaded => troubles.push(format!("{key} is refused: {reason}")),
-                _ if kernel.refused.contains(&key.as_str()) => {
-                    troubles.push(format!("{key} is taken, but listed as refused"));
+                _ if !program.loaded => {
+                    let log = program.verifier_log.join("\n");
+                    troubles
+                        .push(format!("{key} is refused: {reason}; the verifier's log:\n{log}"));
                 }
                 Some(insns) if *insns > ceiling => troubles.push(format!(
                     "{key} costs the verifier {insns} instructions, above its ceiling of {ceiling}"
@@ -315,17 +319,6 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_refused_is_refused() {
-        let kernel = Kernel { refused: &["steer (log off, two capabilities)"], ..NEW };
-        let troubles = Report::parse(GOOD).troubles(&kernel);
-        assert_eq!(troubles, ["steer (log off, two capabilities) is taken, but listed as refused"]);
-        let (all, capped) = GOOD.split_once("@@ programs-capped").unwrap();
-        let capped = capped.replace("\"loaded\": true", "\"loaded\": false");
-        let report = Report::parse(&format!("{all}@@ programs-capped{capped}"));
-        assert_eq!(report.troubles(&kernel), [""; 0]);
-    }
-
-    #[test]
     fn names_of_failed_tests_are_kept() {
         let output = "test steer::a ... ok\ntest steer::b ... FAILED\n\
                       test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured\n";
@@ -356,7 +349,6 @@ mod tests {
         suite: "",
         default: true,
         without: &[],
-        refused: &[],
         skipped: &[],
     };
 
