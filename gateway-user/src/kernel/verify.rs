@@ -43,7 +43,11 @@ pub struct VerifiedProgram {
 pub fn verify_programs() -> Result<Vec<VerifiedProgram>, Unfit> {
     let mut programs = Vec::new();
     for (log, name) in [(KernelLog::Off, "off"), (KernelLog::Debug, "debug")] {
-        let mut ebpf = load::load(OBJECT, log, Part::Flows { local: true })?;
+        // With the rights for steering only, what carries responses is tried all the same.
+        let mut ebpf = match load::load(OBJECT, log, Part::Flows { local: true }) {
+            Err(Unfit::Capability { .. }) => load::load(OBJECT, log, Part::Steering)?,
+            loaded => loaded?,
+        };
         programs.extend(ebpf.programs_mut().map(|(program, loaded)| verify(program, name, loaded)));
     }
     programs.sort_by(|a, b| a.program.cmp(&b.program));
@@ -85,8 +89,10 @@ fn verify(name: &str, log: &'static str, program: &mut Program) -> VerifiedProgr
 /// in func_info doesn't match number of subprogs"), so that comes first where it is missing.
 fn refusal(kind: ProgramType, error: &ProgramError) -> String {
     let said = said(error);
+    // Only what reads bodies calls it.
+    let reads = matches!(kind, ProgramType::SkMsg | ProgramType::SkSkb);
     match is_helper_supported(kind, BpfHelper::BPF_FUNC_loop) {
-        Ok(false) => format!(
+        Ok(false) if reads => format!(
             "kernel {} has no bpf_loop, which came with 5.17 and which programs that read a body \
              need; the kernel says: {said}",
             system::release()
