@@ -206,7 +206,7 @@ const NEEDS: &[(&str, &str)] = &[
 const HEAD: &str = "\
 | kernel | init (s) | whole run (s) | passed | failed | not run | features | kernel bytes |
 |---|---|---|---|---|---|---|---|";
-/// A quiet machine needs a tenth of it.
-const TIMEOUT_S: u64 = 300;
+/// A quiet machine needs a tenth of it, one that compiles beside nearly half.
+const TIMEOUT_S: u64 = 600;
 /// Of a console, when something went wrong.
 const LAST_LINES: usize = 60;
