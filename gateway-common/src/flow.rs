@@ -133,7 +133,8 @@ pub struct Tail {
     at: u32,
     /// How many of its bytes were left out before that.
     skipped: u32,
-    zero: u32,
+    /// How many are kept.
+    count: u32,
     /// Where the framing stood before each half's first byte. [`CUT`] in the state when that is not known.
     framing: [Framing; 2],
     /// The halves, and behind them room for the verifier: it knows the place of a copy and its length each
@@ -364,6 +365,7 @@ impl Tail {
         self.current = to_second as u32;
         self.at = start.wrapping_add(if to_second { half } else { 0 });
         self.skipped = size.wrapping_sub(count);
+        self.count = count;
     }
 
     /// Where the last message's bytes belong, counted from [`Tail::BYTES`]: at most `2 * HALF - 1`.
@@ -375,6 +377,15 @@ impl Tail {
         // SAFETY: the reference is to an aligned, initialised number.
         let at = unsafe { core::ptr::read_volatile(&raw const self.at) };
         at as usize & (2 * HALF - 1)
+    }
+
+    /// How many of the last message's bytes are kept: 1 to [`HALF`], as kernels before 6.8 want to see that a length
+    /// is not 0.
+    #[inline(always)]
+    pub fn count(&self) -> u32 {
+        // SAFETY: as above, and for the same reason.
+        let count = unsafe { core::ptr::read_volatile(&raw const self.count) };
+        (count.wrapping_sub(1) & (HALF as u32 - 1)) + 1
     }
 
     /// How many of the last message's bytes stand before those that are kept: at most [`limits::MESSAGE`].

@@ -9,7 +9,7 @@ use aya_ebpf::bindings::sk_action::SK_PASS;
 use aya_ebpf::helpers::{bpf_get_socket_cookie, bpf_loop, bpf_skb_load_bytes};
 use aya_ebpf::macros::stream_verdict;
 use aya_ebpf::programs::SkBuffContext;
-use gateway_common::flow::{Carried, Event, HALF, SPLICE, Tail};
+use gateway_common::flow::{Carried, Event, SPLICE, Tail};
 use gateway_common::framing::Framing;
 use gateway_common::limits::STEPS;
 
@@ -80,8 +80,7 @@ impl Message for Received {
             return;
         }
         tail.make_room(size, framing);
-        // The verifier wants to see that it is not 0.
-        let count = if size < HALF as u32 { size } else { HALF as u32 };
+        let count = tail.count();
         // SAFETY: at most 2 * HALF - 1 + HALF bytes, which is what the tail has.
         unsafe {
             let into = core::ptr::from_mut(tail).cast::<u8>().add(Tail::BYTES + tail.at());

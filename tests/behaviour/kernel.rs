@@ -86,7 +86,7 @@ fn two_capabilities_are_enough_and_each_is_needed() {
         accept(&workers[0]);
         steering.publish(&[]).unwrap();
         assert_eq!(counters(&steering), (1, 0, 0));
-        unavailable(&[]);
+        unavailable(&["local", "splice"]);
         drop(steering);
 
         keep_capabilities(&[CAP_BPF]);
@@ -96,8 +96,8 @@ fn two_capabilities_are_enough_and_each_is_needed() {
         let unfit = Steering::start(KernelLog::Off).map(|_| ()).unwrap_err();
         assert_eq!(
             unfit.to_string(),
-            "steering needs CAP_BPF and CAP_NET_ADMIN, carrying responses CAP_PERFMON besides; \
-             this process lacks CAP_BPF and CAP_NET_ADMIN"
+            "the kernel programs need CAP_BPF and CAP_NET_ADMIN, and CAP_PERFMON to carry responses or before \
+             Linux 6.18; this process lacks CAP_BPF and CAP_NET_ADMIN"
         );
         // What a map or a program is needed for does not work, and says why.
         unavailable(&[

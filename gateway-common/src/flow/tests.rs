@@ -200,7 +200,7 @@ fn tail() -> Tail {
         current: 0,
         at: 0,
         skipped: 0,
-        zero: 0,
+        count: 0,
         framing: [Framing::none(); 2],
         bytes: [0; 3 * HALF],
     }
@@ -210,6 +210,7 @@ fn tail() -> Tail {
 fn put(tail: &mut Tail, message: &[u8], framing: &Framing) {
     tail.make_room(message.len() as u32, framing);
     let kept = &message[tail.skipped()..];
+    assert_eq!(kept.len(), tail.count() as usize);
     let at = tail.at();
     tail.bytes[at..at + kept.len()].copy_from_slice(kept);
 }

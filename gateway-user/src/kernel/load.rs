@@ -19,8 +19,8 @@ use crate::config::KernelLog;
 pub enum Unfit {
     /// The process lacks capabilities.
     #[error(
-        "steering needs CAP_BPF and CAP_NET_ADMIN, carrying responses CAP_PERFMON besides; \
-         this process lacks {missing}"
+        "the kernel programs need CAP_BPF and CAP_NET_ADMIN, and CAP_PERFMON to carry responses or before \
+         Linux 6.18; this process lacks {missing}"
     )]
     Capability {
         /// The ones that it lacks.
@@ -253,6 +253,12 @@ impl Unfit {
     /// From a load that failed: the verifier minds something, or the kernel does before it comes to
     /// that.
     fn refused(what: &str, program: &str, source: io::Error, log: &str) -> Self {
+        // Without it the verifier also follows what a processor may do by speculation, and minds things that
+        // have nothing to do with the reason.
+        let missing = system::missing_capabilities(&[Capability::PerfMon]);
+        if !missing.is_empty() && last_line(log).is_some() {
+            return Self::Capability { missing: missing.join(" and ") };
+        }
         match last_line(log) {
             Some(line) => Self::Refused { program: program.to_owned(), line },
             None => Self::system(what, source),

@@ -10,7 +10,21 @@ pub(super) struct Release(pub(super) u32, pub(super) u32, pub(super) u32);
 impl Release {
     /// The running kernel's; `None` if it cannot be read.
     pub(super) fn running() -> Option<Self> {
-        Self::parse(&release())
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let ubuntu = read("/proc/version_signature");
+        Self::of(&release(), &read("/proc/version"), &ubuntu)
+    }
+
+    /// The release by the release string, and by what Debian (`/proc/version`) and Ubuntu
+    /// (`/proc/version_signature`) say of what they built from: their release strings keep the
+    /// patch level at 0.
+    fn of(release: &str, version: &str, signature: &str) -> Option<Self> {
+        let named = Self::parse(release)?;
+        let debian = version.rsplit(" Debian ").next().filter(|_| version.contains(" Debian "));
+        let sources = [debian, signature.split_whitespace().last()];
+        let source = sources.into_iter().flatten().filter_map(Self::parse);
+        let same_line = source.filter(|source| (source.0, source.1) == (named.0, named.1));
+        Some(same_line.fold(named, Self::max))
     }
 
     /// The leading `major.minor.patch` of a release string; what a vendor appends is left out.
@@ -109,6 +123,28 @@ mod tests {
         ];
         for (text, want) in table {
             assert_eq!(Release::parse(text), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn distributions_tell_the_patch_level_elsewhere() {
+        let debian = "Linux version 6.1.0-57-cloud-amd64 (debian-kernel@lists.debian.org) (gcc-12, GNU ld) \
+                      #1 SMP PREEMPT_DYNAMIC Debian 6.1.192-1 (2026-11-20)\n";
+        let ubuntu = "Ubuntu 6.8.0-100.100-generic 6.8.12\n";
+        let table = [
+            ("6.1.0-57-cloud-amd64", debian, "", Release(6, 1, 192)),
+            (
+                "6.8.0-100-generic",
+                "Linux version 6.8.0-100-generic (x) #100-Ubuntu SMP",
+                ubuntu,
+                Release(6, 8, 12),
+            ),
+            ("6.18.44", "Linux version 6.18.44 (x) #1 SMP", "", Release(6, 18, 44)),
+            // Somebody's own kernel on a Debian: the release string counts.
+            ("6.12.1-mine", debian, "", Release(6, 12, 1)),
+        ];
+        for (release, version, signature, want) in table {
+            assert_eq!(Release::of(release, version, signature), Some(want), "{release}");
         }
     }
 

@@ -39,7 +39,7 @@ part programs-capped
         sluice probe --programs --json
 ) || failed=1
 part tests
-SLUICE_TEST_PRIVILEGED_LOG=/tmp/privileged RUST_BACKTRACE=1 \
+SLUICE_TEST_PRIVILEGED_LOG=/tmp/privileged SLUICE_TEST_KERNEL_BYTES=/tmp/kernel-bytes RUST_BACKTRACE=1 \
     /sluice/deps/behaviour $(cat /sluice/words) 2>&1 || failed=1
 part privileged; cat /tmp/privileged
 part bytes; [ ! -e /tmp/kernel-bytes ] || cat /tmp/kernel-bytes

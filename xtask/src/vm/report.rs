@@ -256,7 +256,7 @@ mod tests {
         @@ programs-capped\r\n[{\"program\": \"steer\", \"log\": \"off\", \"loaded\": true, \
         \"verified_insns\": 600, \"reason\": \"\"}]\r\n@@ tests\r\nrunning 2 tests\r\ntest steer::a ... ok\r\n\
         test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out\r\n\
-        @@ privileged\r\nran steer::a\r\n@@ bytes\r\n@@ kernel-log\r\n\
+        @@ privileged\r\nran steer::a\r\n@@ bytes\r\nbytes local 7 splice 9\r\n@@ kernel-log\r\n\
         [    1.5] Spectre V2 : WARNING: Unprivileged eBPF is enabled\r\n@@ end\r\n9.5\r\n";
 
     #[test]
@@ -269,7 +269,7 @@ mod tests {
         );
         assert_eq!(report.tests, Tests { passed: 2, ..Tests::default() });
         assert_eq!(report.programs[0].verified_insns, Some(509));
-        assert_eq!(report.bytes, None);
+        assert_eq!(report.bytes, Some(Bytes { local: 7, splice: 9 }));
     }
 
     #[test]
@@ -290,6 +290,7 @@ mod tests {
             ("0 ignored", "1 ignored", "1 not run"),
             ("ran steer", "skipped steer", "tests: 1 passed, 0 failed, 1 not run"),
             ("Spectre V2 : WARNING", "WARNING", "the kernel warns: WARNING: Unpriv"),
+            ("bytes local 7 splice 9", "", "no test told what the kernel carried"),
             ("@@ end", "", "the report has no end"),
         ];
         for (from, to, want) in table {
