@@ -88,7 +88,7 @@ pub struct Carried {
     before: u32,
     /// The turn of the last offer that was taken; 0 is none.
     pub adopted: u32,
-    /// [`RELAY`] or [`KERNEL`].
+    /// [`RELAY`], [`KERNEL`] or [`BROKEN`].
     pub mode: u32,
     /// Why the flow went back to the daemon the last time: a [`TakenBack`] as number.
     pub reason: u32,
@@ -101,7 +101,8 @@ pub struct Carried {
     pub position: u32,
     /// Where the message's first payload stands; [`NOWHERE`] as long as none was seen.
     pub payload: u32,
-    zero: u32,
+    /// The sequence number of the connection's next byte, where it is known.
+    pub expected: u32,
 }
 
 /// Why a flow went back to the daemon.
@@ -160,6 +161,9 @@ pub const RELAY: u32 = 0;
 /// [`Carried::mode`]: messages go to the client.
 pub const KERNEL: u32 = 1;
 
+/// [`Carried::mode`]: bytes could be neither sent nor passed as they should. Nothing follows them.
+pub const BROKEN: u32 = 2;
+
 /// [`Offer::path`]: the program sees what the pod sends.
 pub const LOCAL: u32 = 1;
 
@@ -200,7 +204,7 @@ impl Flow {
                 enrolled: 0,
                 position: 0,
                 payload: NOWHERE,
-                zero: 0,
+                expected: 0,
             },
         }
     }
@@ -281,6 +285,35 @@ impl Carried {
         // What the daemon wrote is on its way in messages that nobody counted.
         self.before = limits::UNCOUNTED;
         true
+    }
+
+    /// How many of a segment's first bytes have been seen already, as it covers the sequence numbers from
+    /// `sequence` up to `end` with `size` bytes. `None`: that is not what these numbers are, or bytes are
+    /// missing.
+    ///
+    /// A pod that takes a segment for lost sends it again, perhaps together with the next one, and the
+    /// receiving end keeps such a segment whole. Readers of the socket skip what they have had; the
+    /// program is shown all of it.
+    #[inline(always)]
+    pub fn repeated(&mut self, sequence: u32, end: u32, size: u32) -> Option<u32> {
+        // The connection's end counts as one.
+        if end.wrapping_sub(sequence).wrapping_sub(size) > 1 {
+            return None;
+        }
+        let first = self.passed == 0 && self.redirected == 0;
+        let repeated = if first { 0 } else { self.expected.wrapping_sub(sequence) };
+        if repeated != 0 && repeated >= size {
+            return None;
+        }
+        self.expected = sequence.wrapping_add(size);
+        Some(repeated)
+    }
+
+    /// The message is as good as lost, and with it all that follows.
+    #[inline(always)]
+    pub fn give_up(&mut self) {
+        self.mode = BROKEN;
+        self.reason = TakenBack::Refused as u32;
     }
 
     /// Whether the client, having acknowledged `acked` bytes, may be sent a message of `size` bytes more.

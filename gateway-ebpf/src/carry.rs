@@ -2,12 +2,13 @@
 //! response, and what of it is kept for the daemon.
 //!
 //! A message is never dropped and never sent twice: whatever speaks against redirecting it lets it pass to
-//! the daemon, with the flow's state as it was before the message.
+//! the daemon, with the flow's state as it was before the message. The one exception is a message that the
+//! kernel has damaged and that cannot be mended: with it the connection falls silent.
 
 use aya_ebpf::bindings::sk_action::{SK_DROP, SK_PASS};
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use gateway_common::flow::{
-    Carried, Connection, Flow, LOCAL, NOWHERE, Offer, Tail, TakenBack, begins_error,
+    BROKEN, Carried, Connection, Flow, KERNEL, LOCAL, NOWHERE, Offer, Tail, TakenBack, begins_error,
 };
 use gateway_common::framing::Framing;
 
@@ -17,6 +18,12 @@ use crate::maps::{ACKED, FLOWS, TAILS};
 pub trait Message {
     /// [`LOCAL`] or SPLICE.
     const PATH: u32;
+
+    /// Takes away the first bytes, if they have been seen before.
+    ///
+    /// # Errors
+    /// They are still there, or may be.
+    fn unseen(&self, carried: &mut Carried) -> Result<(), Seen>;
 
     /// Its bytes.
     fn size(&self) -> u32;
@@ -37,6 +44,14 @@ pub trait Message {
     fn keep(&self, tail: &mut Tail, framing: &Framing);
 }
 
+/// Why a message may hold bytes that the pod had sent before.
+pub enum Seen {
+    /// That cannot be told.
+    Unknown,
+    /// It does, and they cannot be taken away.
+    Stuck,
+}
+
 /// Decides about `message`, which came on `connection`. Returns the verdict, and whether the flow has
 /// changed hands with it.
 #[inline(always)]
@@ -54,6 +69,18 @@ pub fn carry(message: &impl Message, connection: Connection) -> (u32, bool) {
     // What the pod's end shows is not counted again where it arrives.
     if (carried.enrolled != 0) != (path == LOCAL) {
         return (SK_PASS, false);
+    }
+    let was_kernel = carried.mode == KERNEL;
+    match message.unseen(carried) {
+        Ok(()) if carried.mode != BROKEN => {}
+        Err(Seen::Unknown) if carried.mode != BROKEN => {
+            carried.take_back(message.size(), TakenBack::Refused);
+            return (SK_PASS, was_kernel);
+        }
+        _ => {
+            carried.give_up();
+            return (SK_DROP, was_kernel);
+        }
     }
     let size = message.size();
     let turn = carried.adopted;

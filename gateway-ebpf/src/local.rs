@@ -12,7 +12,7 @@ use gateway_common::flow::{Carried, Connection, HALF, LOCAL, Tail};
 use gateway_common::framing::Framing;
 use gateway_common::limits::{MESSAGE, STEPS};
 
-use crate::carry::{Message, carry, step};
+use crate::carry::{Message, Seen, carry, step};
 use crate::maps::{CLIENTS, POD_CONNECTIONS};
 
 /// The sk_msg program.
@@ -36,6 +36,12 @@ struct Sent {
 
 impl Message for Sent {
     const PATH: u32 = LOCAL;
+
+    /// What a process writes is shown once.
+    #[inline(always)]
+    fn unseen(&self, _: &mut Carried) -> Result<(), Seen> {
+        Ok(())
+    }
 
     #[inline(always)]
     fn size(&self) -> u32 {

@@ -6,14 +6,16 @@
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::bindings::sk_action::SK_PASS;
-use aya_ebpf::helpers::{bpf_get_socket_cookie, bpf_loop, bpf_skb_load_bytes};
+use aya_ebpf::helpers::{
+    bpf_get_socket_cookie, bpf_loop, bpf_skb_adjust_room, bpf_skb_load_bytes,
+};
 use aya_ebpf::macros::stream_verdict;
 use aya_ebpf::programs::SkBuffContext;
 use gateway_common::flow::{Carried, Event, SPLICE, Tail};
 use gateway_common::framing::Framing;
 use gateway_common::limits::STEPS;
 
-use crate::carry::{Message, carry, step};
+use crate::carry::{Message, Seen, carry, step};
 use crate::maps::{CLIENTS, CONNECTIONS, EVENTS};
 
 /// The sk_skb verdict program. There is no parser: with one, what passes would stall.
@@ -40,6 +42,34 @@ struct Received {
 
 impl Message for Received {
     const PATH: u32 = SPLICE;
+
+    #[inline(always)]
+    fn unseen(&self, carried: &mut Carried) -> Result<(), Seen> {
+        // SAFETY: the context is the kernel's. What a stream verdict is shown of `cb` begins where TCP keeps
+        // the sequence numbers of the segment's first byte and of what follows its last; whether it
+        // does is checked with each.
+        let [sequence, end] = unsafe {
+            let cb = (&raw const (*self.ctx.skb.skb).cb).cast::<u32>();
+            [core::ptr::read_volatile(cb), core::ptr::read_volatile(cb.add(1))]
+        };
+        let mut repeated = carried.repeated(sequence, end, self.size()).ok_or(Seen::Unknown)?;
+        // As many turns as the largest segment needs.
+        for _ in 0..17 {
+            if repeated == 0 {
+                return Ok(());
+            }
+            let count = if repeated < CUT_AT_ONCE { repeated } else { CUT_AT_ONCE };
+            // SAFETY: the context is the kernel's. A negative number takes bytes from the front.
+            let failed = unsafe {
+                bpf_skb_adjust_room(self.ctx.skb.skb.cast(), -(count as i32), 0, 0)
+            };
+            if failed != 0 {
+                break;
+            }
+            repeated -= count;
+        }
+        Err(Seen::Stuck)
+    }
 
     #[inline(always)]
     fn size(&self) -> u32 {
@@ -110,3 +140,6 @@ unsafe extern "C" fn scan_step(_: u32, scan: *mut core::ffi::c_void) -> i64 {
     });
     i64::from(!go_on)
 }
+
+/// The most that the kernel takes away at a time.
+const CUT_AT_ONCE: u32 = 4095;

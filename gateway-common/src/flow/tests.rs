@@ -57,6 +57,34 @@ fn an_offer_is_taken_once() {
 }
 
 #[test]
+fn what_a_pod_sends_twice_is_told_apart() {
+    let mut carried = carried();
+    // Close to the end of the numbers, so that they start again.
+    let start = u32::MAX - 150;
+    let at = |offset: u32| start.wrapping_add(offset);
+    assert_eq!(carried.repeated(at(0), at(100), 100), Some(0), "nothing is known before it");
+    carried.passed = 100;
+    assert_eq!(carried.repeated(at(100), at(200), 100), Some(0));
+    assert_eq!(carried.expected, at(200));
+    assert_eq!(carried.repeated(at(150), at(300), 150), Some(50));
+    assert_eq!(carried.repeated(at(0), at(301), 301), Some(300), "it starts before all of them");
+    // None of these moves on.
+    let table = [
+        (at(201), at(301), 100, "nothing new"),
+        (at(302), at(402), 100, "a byte is missing"),
+        (at(100), at(200), 100, "it ends before"),
+        (at(301), at(401), 102, "not its size"),
+        (0, 0, 100, "no sequence numbers"),
+    ];
+    for (sequence, end, size, why) in table {
+        assert_eq!(carried.repeated(sequence, end, size), None, "{why}");
+        assert_eq!(carried.expected, at(301), "{why}");
+    }
+    assert_eq!(carried.repeated(at(301), at(401), 99), Some(0), "with the connection's end");
+    assert_eq!(carried.repeated(at(400), at(401), 0), Some(0), "nothing but the end");
+}
+
+#[test]
 fn what_is_given_back_is_counted_as_passed() {
     let mut carried = carried();
     assert!(carried.arrive(&offer(0, 1), LOCAL, 10));
