@@ -88,6 +88,16 @@ pub struct Target {
     pub count: u32,
     /// The listener, below [`MAX_LISTENERS`]: index of its [`Counters`].
     pub listener: u32,
+    /// The pool whose servers come first ([`Target::direct`]); 0 is none.
+    pub direct: u32,
+}
+
+impl Target {
+    /// How [`Target::direct`](#structfield.direct) names the pool `pool`.
+    #[inline(always)]
+    pub const fn direct(pool: u32) -> u32 {
+        pool + 1
+    }
 }
 
 /// What the program did for one listener, on one CPU.
@@ -113,8 +123,9 @@ const _: () = {
     assert!(size_of::<Destination>() == 20 && align_of::<Destination>() == 4);
     assert!(offset_of!(Destination, port) * 8 + 16 == Destination::HEAD_BITS as usize);
     assert!(offset_of!(Destination, address) == 4);
-    assert!(size_of::<Target>() == 12 && align_of::<Target>() == 4);
+    assert!(size_of::<Target>() == 16 && align_of::<Target>() == 4);
     assert!(offset_of!(Target, count) == 4 && offset_of!(Target, listener) == 8);
+    assert!(offset_of!(Target, direct) == 12);
     assert!(size_of::<Counters>() == 32 && align_of::<Counters>() == 8);
     assert!(offset_of!(Counters, retried) == 8 && offset_of!(Counters, dropped) == 16);
     assert!(offset_of!(Counters, turn) == 24);

@@ -3,7 +3,8 @@
 //! Runs once a connection, when the kernel looks for a listening socket, and in one network
 //! namespace, the gateway's. It knows addresses and ports, never bytes. A destination that nobody
 //! registered is none of its business and passes; one that is registered goes to a worker or is
-//! refused, never to a stranger that happens to listen there.
+//! refused, never to a stranger that happens to listen there. Where the destination is a pool's that
+//! takes whole connections, [`crate::direct`] runs next and may choose a model server instead.
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::bpf_sk_lookup;
@@ -44,7 +45,7 @@ pub fn steer(ctx: SkLookupContext) -> u32 {
 
 /// What the packet is for; `None` if it is not TCP.
 #[inline(always)]
-fn destination(ctx: &SkLookupContext) -> Option<Destination> {
+pub fn destination(ctx: &SkLookupContext) -> Option<Destination> {
     let lookup: *const bpf_sk_lookup = ctx.as_ptr().cast();
     // Every field is read before any is looked at, and volatile: else LLVM merges the reads of the
     // two branches into one at a computed offset, which older kernels refuse ("dereference of

@@ -86,6 +86,8 @@ fn two_capabilities_are_enough_and_each_is_needed() {
         accept(&workers[0]);
         steering.publish(&[]).unwrap();
         assert_eq!(counters(&steering), (1, 0, 0));
+        steering.start_direct().unwrap();
+        steering.watch_servers().unwrap();
         unavailable(&["local", "splice"]);
         drop(steering);
 

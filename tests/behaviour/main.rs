@@ -17,6 +17,7 @@ mod clients;
 mod cuts;
 mod datapath;
 mod demo;
+mod direct;
 mod disconnects;
 mod flows;
 mod framing;

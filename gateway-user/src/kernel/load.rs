@@ -321,7 +321,17 @@ const PAGE: u32 = 4096;
 
 const FLOW_MAPS: [&str; 9] =
     ["ACKED", "CLIENTS", "CONNECTIONS", "FLOWS", "PAIRS", "PODS", "PORTS", "TAILS", "UPSTREAMS"];
-const STEERING_MAPS: [&str; 4] = ["COUNTERS", "DESTINATIONS", "LISTENERS", "SCORES"];
+const STEERING_MAPS: [&str; 9] = [
+    "CANDIDATES",
+    "COUNTERS",
+    "DESTINATIONS",
+    "DIRECT_LIVE",
+    "ENDPOINTS",
+    "ENROLLED",
+    "LISTENERS",
+    "SCORES",
+    "SERVERS",
+];
 
 /// aya-log's names: of the level and of the ring buffer.
 const LOG_LEVEL: &str = aya_log::LEVEL;

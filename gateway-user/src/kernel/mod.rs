@@ -8,8 +8,10 @@
 //! own, never on a worker. Programs and maps live as long as the value that holds them: nothing is
 //! pinned.
 
+mod direct;
 mod events;
 mod flows;
+mod listening;
 mod load;
 mod log;
 mod probe;
@@ -21,6 +23,7 @@ mod system;
 mod trial;
 mod verify;
 
+pub use direct::{Direct, DirectCounters, PodConnections, ServerSocket, Worth};
 pub use flows::{Flows, Link, LinkError, Parked, Path, Receiver, Usage, Works};
 pub use load::Unfit;
 pub use log::KernelLogReader;

@@ -135,7 +135,7 @@ fn still_good(old: &Score, new: &Score) -> bool {
 }
 
 /// CLOCK_MONOTONIC in nanoseconds, the clock that kernel programs read.
-fn monotonic_ns() -> u64 {
+pub(super) fn monotonic_ns() -> u64 {
     // It exists on every Linux; it counts from the start of the machine and is never negative.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
     now.as_nanos() as u64

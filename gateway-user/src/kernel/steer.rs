@@ -11,12 +11,14 @@ use std::time::Duration;
 use aya::Ebpf;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{LpmTrie, MapData, MapError, PerCpuArray, SockMap};
+use gateway_common::direct::{MAX_PODS, MAX_POOLS};
 use gateway_common::steer::{
     Counters, Destination, MAX_DESTINATIONS, MAX_LISTENERS, MAX_WORKERS, Target,
 };
 use serde::Serialize;
 use socket2::{Domain, SockRef};
 
+use super::direct::Direct;
 use super::load::{self, OBJECT, Part, Unfit};
 use super::log::KernelLogReader;
 use super::scores::{Publication, PublishedScore, ScoreEntry, Scores};
@@ -31,6 +33,7 @@ pub struct Steering {
     slots: SockMap<MapData>,
     counters: PerCpuArray<MapData, Counters>,
     scores: Scores,
+    direct: Direct,
     log: Option<KernelLogReader>,
     listeners: BTreeMap<u32, Listener>,
 }
@@ -60,6 +63,7 @@ impl Steering {
             slots: load::take(&mut ebpf, "LISTENERS")?,
             counters: load::take(&mut ebpf, "COUNTERS")?,
             scores: Scores::new(load::take(&mut ebpf, "SCORES")?),
+            direct: Direct::take(&mut ebpf)?,
             log: KernelLogReader::take(&mut ebpf),
             listeners: BTreeMap::new(),
             ebpf,
@@ -88,12 +92,62 @@ impl Steering {
         destinations: &[VirtualAddress],
         sockets: &[impl AsFd],
     ) -> Result<(), SteerError> {
+        self.set(listener, 0, destinations, sockets)
+    }
+
+    /// As [`Steering::set_listener`], with connections that go to a model server of `pool`
+    /// ([`Direct::add_pool`]) once [`Steering::start_direct`] was called; `sockets` get those for
+    /// which no server is fit.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_direct_listener(
+        &mut self,
+        listener: u32,
+        pool: u32,
+        destinations: &[VirtualAddress],
+        sockets: &[impl AsFd],
+    ) -> Result<(), SteerError> {
+        self.set(listener, Target::direct(pool), destinations, sockets)
+    }
+
+    /// The pools that take whole connections.
+    pub fn direct(&mut self) -> &mut Direct {
+        &mut self.direct
+    }
+
+    /// Has connections to the listeners of [`Steering::set_direct_listener`] go to model servers.
+    ///
+    /// # Errors
+    /// The host cannot, or may not.
+    pub fn start_direct(&mut self) -> Result<(), Unfit> {
+        // Behind `steer`, as the program that is attached last decides.
+        load::attach(&mut self.ebpf, "direct")
+    }
+
+    /// Has the kernel see which model servers begin to listen and which connections they have.
+    /// Without, both are less exact: sockets are found by [`Direct::look`] alone, and open
+    /// connections are not counted.
+    ///
+    /// # Errors
+    /// The host cannot, or may not.
+    pub fn watch_servers(&mut self) -> Result<(), Unfit> {
+        load::attach_sock_ops(&mut self.ebpf, "servers")
+    }
+
+    fn set(
+        &mut self,
+        listener: u32,
+        direct: u32,
+        destinations: &[VirtualAddress],
+        sockets: &[impl AsFd],
+    ) -> Result<(), SteerError> {
         let blocks = self.blocks(listener, destinations)?;
         check_sockets(destinations, sockets)?;
         let old = self.listeners.get(&listener);
         let bank = old.map_or(0, |old| 1 - old.bank);
         let count = sockets.len() as u32;
-        let target = Target { first: first_slot(listener, bank), count, listener };
+        let target = Target { first: first_slot(listener, bank), count, listener, direct };
         let new = Listener { bank, target, blocks };
 
         // The new sockets are all in place before the first destination points at them, and a
@@ -302,6 +356,9 @@ pub enum SteerError {
         /// What aya said.
         source: MapError,
     },
+    /// The kernel does not tell who listens.
+    #[error("cannot list the sockets that listen: {0}")]
+    Listening(io::Error),
     /// No such listener can be.
     #[error("listener {0}: numbers end below {MAX_LISTENERS}")]
     Listener(u32),
@@ -310,6 +367,14 @@ pub enum SteerError {
     NotListening {
         /// Its place in the list.
         socket: usize,
+    },
+    /// No such pool of whole connections can be.
+    #[error("pool {pool} of {pods}: there are {MAX_POOLS} at most, of 1 to {MAX_PODS} pods")]
+    Pool {
+        /// Its number.
+        pool: u32,
+        /// How many pods, or which.
+        pods: usize,
     },
     /// The prefix is longer than the address.
     #[error("{}/{} is no block of addresses", .0.address, .0.prefix)]
@@ -336,7 +401,7 @@ pub enum SteerError {
 }
 
 impl SteerError {
-    fn kernel(what: &'static str, source: MapError) -> Self {
+    pub(super) fn kernel(what: &'static str, source: MapError) -> Self {
         Self::Kernel { what, source }
     }
 }
@@ -350,7 +415,6 @@ struct Listener {
     blocks: Vec<(Destination, u32)>,
 }
 
-/// Takes a map out of the object; aya checks the sizes of its keys and values.
 fn check_sockets(destinations: &[VirtualAddress], sockets: &[impl AsFd]) -> Result<(), SteerError> {
     if sockets.is_empty() || sockets.len() > MAX_WORKERS as usize {
         return Err(SteerError::Workers(sockets.len()));
