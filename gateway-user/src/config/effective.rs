@@ -10,7 +10,7 @@ use std::collections::hash_map::Entry;
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
-use super::document::{self, InferenceGatewayConfig, Picker, WeightMap};
+use super::document::{self, InferenceGatewayConfig, Mode, Picker, WeightMap};
 use super::error::{Error, Errors, Note, Path, quoted};
 use super::shape::Shape;
 use super::tree::Node;
@@ -75,9 +75,11 @@ impl Builder<'_> {
         self.check_bbr(&spec, &path);
         self.check_profiles(&spec, &path);
         let admin = SocketAddr::new(spec.admin.address, spec.admin.port);
+        let listeners = self.listeners(spec.listeners, admin, steering, &path.field("listeners"));
+        self.check_direct(&spec.schedulers, &listeners, steering, &path.field("schedulers"));
         Config {
             name: metadata.name,
-            listeners: self.listeners(spec.listeners, admin, steering, &path.field("listeners")),
+            listeners,
             admin,
             kernel,
             limits: self.limits(&spec.limits, spec.bbr.max_request_body_bytes, &path),
@@ -243,6 +245,10 @@ impl Builder<'_> {
                 saturation,
                 pods: self.pods(&scheduler, &path),
                 metrics: self.metrics(&scheduler, &path.field("metrics")),
+                direct: match scheduler.mode {
+                    Mode::Request => None,
+                    Mode::Connection => scheduler.listener,
+                },
                 name: scheduler.name,
                 model_name: scheduler.model_name,
                 aliases: scheduler.aliases,
@@ -250,6 +256,90 @@ impl Builder<'_> {
             });
         }
         effective
+    }
+
+    /// Whole connections: who may have them, and from which listener.
+    fn check_direct(
+        &mut self,
+        schedulers: &[document::Scheduler],
+        listeners: &[Listener],
+        steering: Steering,
+        path: &Path,
+    ) {
+        let mut owners = Taken::default();
+        let mut pods = Taken::default();
+        for (index, scheduler) in schedulers.iter().enumerate() {
+            let path = path.index(index);
+            let (mode, field) = (path.field("mode"), path.field("listener"));
+            match (scheduler.mode, &scheduler.listener) {
+                (Mode::Request, None) => {}
+                (Mode::Request, Some(_)) => {
+                    self.fail(&field, &[], "is for mode: connection only");
+                }
+                (Mode::Connection, None) => {
+                    let text = "connection needs listener: one of spec.listeners, which then \
+                                serves this pool alone";
+                    self.fail(&mode, std::slice::from_ref(&path), text);
+                }
+                (Mode::Connection, Some(name)) => {
+                    if !listeners.iter().any(|listener| listener.name == *name) {
+                        let text = format!("{} is not one of spec.listeners", quoted(name));
+                        self.fail(&field, &[], text);
+                    }
+                    self.take(&mut owners, name.clone(), &field, &[]);
+                    self.check_direct_pool(scheduler, listeners, steering, &mut pods, &path);
+                }
+            }
+        }
+        // Requests of the others would have no way in.
+        let all_taken = listeners.iter().all(|listener| owners.0.contains_key(&listener.name));
+        for (index, scheduler) in schedulers.iter().enumerate() {
+            if all_taken && scheduler.mode == Mode::Request {
+                let path = path.index(index);
+                let text = "cannot be reached: every listener serves another pool alone";
+                self.fail(&path, std::slice::from_ref(&path), text);
+            }
+        }
+    }
+
+    fn check_direct_pool(
+        &mut self,
+        scheduler: &document::Scheduler,
+        listeners: &[Listener],
+        steering: Steering,
+        taken: &mut Taken<SocketAddr>,
+        path: &Path,
+    ) {
+        let mode = path.field("mode");
+        if steering == Steering::Off {
+            self.fail(&mode, &[], "connection cannot be served with kernel.steering: off");
+        }
+        if !scheduler.lora_adapters.is_empty() {
+            let text = "cannot be told apart with mode: connection, where the gateway reads no \
+                        request";
+            self.fail(&path.field("loraAdapters"), &[], text);
+        }
+        if scheduler.pods.len() > MAX_DIRECT_PODS {
+            let text = format!("are more than {MAX_DIRECT_PODS}, the most with mode: connection");
+            self.fail(&path.field("pods"), &[], text);
+        }
+        for (index, pod) in scheduler.pods.iter().enumerate() {
+            let path = path.field("pods").index(index);
+            let basis = std::slice::from_ref(&path);
+            let ip = pod.address.to_canonical();
+            let address = SocketAddr::new(ip, pod.port.unwrap_or(scheduler.target_port));
+            // A listening socket has one place in the kernel's map.
+            self.take(taken, address, &path, basis);
+            let own = listeners.iter().find(|listener| {
+                listener.port == address.port()
+                    && (listener.address.is_unspecified() || listener.address == ip)
+            });
+            if let Some(listener) = own {
+                let text =
+                    format!("{address} is the gateway's own listener {}", quoted(&listener.name));
+                self.fail(&path, basis, text);
+            }
+        }
     }
 
     fn check_weights(&mut self, scheduler: &document::Scheduler, path: &Path) {
@@ -397,6 +487,9 @@ fn can_connect(ip: IpAddr) -> bool {
     let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
     !ip.is_unspecified() && !ip.is_multicast() && !broadcast
 }
+
+/// Pods of a pool with `mode: connection`.
+const MAX_DIRECT_PODS: usize = gateway_common::direct::MAX_PODS as usize;
 
 /// Profiles that need no entry in `spec.profiles`.
 const BUILT_IN_PROFILES: &[&str] = &["latency", "throughput"];

@@ -209,6 +209,8 @@ pub struct Scheduler {
     pub aliases: Vec<String>,
     /// Names of LoRA adapters served behind this model.
     pub lora_adapters: Vec<String>,
+    /// The listener whose connections go whole to a pod's own socket (`mode: connection`).
+    pub direct: Option<String>,
     /// What each scorer counts for.
     pub weights: Weights,
     /// When a pod takes no more requests.

@@ -117,7 +117,8 @@ fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
             ..WeightMap::default()
         },
         saturation: SaturationLimits { queue_depth, kv_cache: kv_cache_full, in_flight },
-        mode: Mode::Request,
+        mode: if scheduler.direct.is_some() { Mode::Connection } else { Mode::Request },
+        listener: scheduler.direct.clone(),
         profile: None,
         model_selector: None,
         scheduler: None,

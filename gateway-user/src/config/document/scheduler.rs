@@ -65,13 +65,15 @@ pub struct Scheduler {
     /// When a pod takes no more requests.
     #[serde(default)]
     pub saturation: SaturationLimits,
-    /// What is balanced.
-    // Never ignored: whoever asks for whole connections to stay on one pod would find the requests
-    // of one connection on many, and nothing would show it.
+    /// What is balanced. With `connection`, a client's whole connection goes to one pod's own socket, and the
+    /// gateway reads nothing of it: for pods on this host, in the gateway's network namespace.
     #[serde(default)]
-    #[schemars(extend("x-unless" = "request", "x-refused" = "is not served in this version; \
-        leave it out, and each request is balanced by itself"))]
     pub mode: Mode,
+    /// With `mode: connection`, the listener that serves this pool and no other: what connects there
+    /// reaches a pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), extend("format" = "name"))]
+    pub listener: Option<String>,
     /// A set of weights: `latency`, `throughput`, or one of `spec.profiles`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), extend("format" = "name", "x-note" = "has no effect \
