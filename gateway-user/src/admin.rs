@@ -77,6 +77,7 @@ fn page(request: &Request<Incoming>, admin: &Admin) -> Response<Full<Bytes>> {
             let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok());
             let format = Format::negotiate(accept);
             let steered = &admin.steered;
+            steered.count();
             let page = gateway.exposition(format, steered.is_on(), steered.newly_dropped());
             with_type(StatusCode::OK, format.content_type(), page)
         }

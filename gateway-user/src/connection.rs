@@ -1,6 +1,7 @@
 //! A client's connection: one request after the other, each through the phases of the crate's front
 //! page.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -9,24 +10,28 @@ use tracing::debug;
 
 use crate::account::{self, Exchanged};
 use crate::client::Client;
+use crate::direct::Exclusive;
 use crate::error::{Refusal, local_response};
 use crate::flow::head::ClientSide;
 use crate::flow::{self, Request};
 use crate::gateway::RequestId;
 use crate::listen::Worker;
+use crate::pool::Pool;
 use crate::request::body::{Body, read_body};
 use crate::request::head::{self, Head, Method};
-use crate::route;
+use crate::route::{self, Target};
 
 /// Serves a connection until it ends.
-pub async fn serve(stream: TcpStream, worker: &Worker) {
+///
+/// `exclusive`: it came by the listener of one pool, which then answers whatever is asked.
+pub async fn serve(stream: TcpStream, exclusive: Option<&Exclusive>, worker: &Worker) {
     // Tokens are written as they come; waiting to fill a segment would delay each of them.
     let _ = stream.set_nodelay(true);
     let mut client = Client::new(stream);
     // A client that connects has something to say; only between requests may it take its time.
     let mut wait = worker.limits().header_timeout;
     while let Some(head) = next_head(&mut client, wait, worker).await {
-        if !request(&mut client, head, worker).await {
+        if !request(&mut client, head, exclusive, worker).await {
             return;
         }
         wait = worker.limits().idle_timeout;
@@ -101,10 +106,17 @@ fn skip_empty_lines(client: &mut Client) {
 }
 
 /// One request. Returns whether the connection goes on.
-async fn request(client: &mut Client, head: Head, worker: &Worker) -> bool {
+async fn request(
+    client: &mut Client,
+    head: Head,
+    exclusive: Option<&Exclusive>,
+    worker: &Worker,
+) -> bool {
     let started = Instant::now();
     let id = worker.request_id(head.request_id.as_deref());
-    let keep_alive = head.keep_alive && !worker.is_stopping();
+    let once = exclusive.is_some_and(|exclusive| exclusive.once);
+    let keep_alive = head.keep_alive && !worker.is_stopping() && !once;
+    let pool = exclusive.map(|exclusive| &exclusive.pool);
     let to_head = head.method == Method::Head;
     let path = head.path.trim_end_matches('/');
     match head.method {
@@ -112,13 +124,13 @@ async fn request(client: &mut Client, head: Head, worker: &Worker) -> bool {
             let refusal = Refusal { close: true, ..unknown_path(&head) };
             refuse(client, &refusal, &id, false, false, worker).await
         }
-        Method::Post => return inference(client, head, &id, keep_alive, started, worker).await,
+        Method::Post => inference(client, head, &id, keep_alive, started, pool, worker).await,
         Method::Get | Method::Head => {
             let answer = match path {
-                "/v1/models" => Ok(worker.gateway.models_page()),
-                "/health" | "/ping" => worker.gateway.health_page(),
+                "/v1/models" => Ok(worker.gateway.models_page(pool)),
+                "/health" | "/ping" => worker.gateway.health_page(pool),
                 _ => match path.strip_prefix("/v1/models/") {
-                    Some(name) => worker.gateway.model_page(&route::unescape(name)),
+                    Some(name) => worker.gateway.model_page(&route::unescape(name), pool),
                     None => Err(unknown_path(&head)),
                 },
             };
@@ -162,6 +174,7 @@ async fn inference(
     id: &RequestId,
     keep_alive: bool,
     started: Instant,
+    pool: Option<&Arc<Pool>>,
     worker: &Worker,
 ) -> bool {
     let Body { bytes, fields, reserved } = match read_body(client, &head, worker).await {
@@ -171,18 +184,26 @@ async fn inference(
         Err(refusal) => return refuse(client, &refusal, id, keep_alive, false, worker).await,
     };
     let ready = Instant::now();
-    let Some(model) = fields.model.as_deref() else {
-        let refusal = Refusal::bad_field(
-            "model",
-            "model_missing",
-            "The request body has no `model`. Name one of those that GET /v1/models lists.",
-        );
-        return refuse(client, &refusal, id, keep_alive, false, worker).await;
-    };
     let routes = worker.gateway.routes();
-    let Some(target) = routes.find(model) else {
-        let refusal = Refusal::model_not_found(model);
-        return refuse(client, &refusal, id, keep_alive, false, worker).await;
+    let whole = pool.map(|pool| Target { pool: Arc::clone(pool), adapter: None });
+    let (model, target) = match (fields.model.as_deref(), &whole) {
+        // The pod itself says what it thinks of the name, as it does of whole connections.
+        (model, Some(target)) => (model.unwrap_or(&target.pool.model), target),
+        (Some(model), None) => match routes.find(model) {
+            Some(target) => (model, target),
+            None => {
+                let refusal = Refusal::model_not_found(model);
+                return refuse(client, &refusal, id, keep_alive, false, worker).await;
+            }
+        },
+        (None, None) => {
+            let refusal = Refusal::bad_field(
+                "model",
+                "model_missing",
+                "The request body has no `model`. Name one of those that GET /v1/models lists.",
+            );
+            return refuse(client, &refusal, id, keep_alive, false, worker).await;
+        }
     };
     let mut forward = head.forward;
     finish_head(&mut forward, bytes.len(), id);

@@ -204,25 +204,38 @@ impl Gateway {
         }
     }
 
-    /// `GET /health` on the clients' side.
-    pub fn health_page(&self) -> Result<String, Refusal> {
-        match self.unready() {
+    /// `GET /health` on the clients' side, of all pools or of `only` one.
+    pub fn health_page(&self, only: Option<&Arc<Pool>>) -> Result<String, Refusal> {
+        let unready = self.unready().or_else(|| match only {
+            Some(pool) if !pool.ready(Instant::now()) => {
+                Some(format!("no pod is reachable (pool {})", pool.name))
+            }
+            _ => None,
+        });
+        match unready {
             None => Ok("{}".into()),
             Some(why) => Err(Refusal::overloaded("not_ready", format!("Not ready: {why}."))),
         }
     }
 
-    /// `GET /v1/models`: every name, from the gateway's own state, so that no pod is asked.
-    pub fn models_page(&self) -> String {
+    /// `GET /v1/models`: every name, from the gateway's own state, so that no pod is asked; of all
+    /// pools or of `only` one.
+    pub fn models_page(&self, only: Option<&Arc<Pool>>) -> String {
         let routes = self.routes();
-        let data: Vec<_> =
-            routes.all().into_iter().map(|(name, to)| model_card(name, to)).collect();
+        let data: Vec<_> = (routes
+            .all()
+            .into_iter()
+            .filter(|(_, to)| only.is_none_or(|pool| Arc::ptr_eq(pool, &to.pool))))
+        .map(|(name, to)| model_card(name, to))
+        .collect();
         json!({"object": "list", "data": data}).to_string()
     }
 
-    /// `GET /v1/models/{name}`.
-    pub fn model_page(&self, name: &str) -> Result<String, Refusal> {
-        match self.routes().find(name) {
+    /// `GET /v1/models/{name}`, of all pools or of `only` one.
+    pub fn model_page(&self, name: &str, only: Option<&Arc<Pool>>) -> Result<String, Refusal> {
+        let routes = self.routes();
+        let found = routes.find(name);
+        match found.filter(|to| only.is_none_or(|pool| Arc::ptr_eq(pool, &to.pool))) {
             Some(to) => Ok(model_card(name, to).to_string()),
             None => Err(Refusal::model_not_found(name)),
         }
@@ -236,6 +249,7 @@ fn samples(pools: &[Arc<Pool>]) -> Vec<PodSample> {
         all.extend(pool.status(now).into_iter().map(|status| PodSample {
             pool: Arc::clone(&pool.name),
             pod: Arc::clone(&status.pod.name),
+            direct: pool.is_direct.then(|| (status.pod.given(), status.pod.connections())),
             view: status.view,
             stale_after: pool.source.stale_after,
         }));

@@ -25,6 +25,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod connection;
+pub mod direct;
 pub mod error;
 pub mod flow;
 pub mod gateway;

@@ -21,6 +21,7 @@ use tracing::warn;
 use crate::client::{Client, Scratch};
 use crate::config::{Limits, Listener};
 use crate::connection::serve;
+use crate::direct::Exclusive;
 use crate::error::Refusal;
 use crate::gateway::{Admission, Gateway, RequestId};
 use crate::metrics::{Arrival, ListenerMetrics, Refusal as Reason};
@@ -50,6 +51,8 @@ pub struct Socket {
     pub arrival: Arrival,
     /// What is counted of the listener.
     pub metrics: Arc<ListenerMetrics>,
+    /// The one pool that the listener serves, if it does.
+    pub exclusive: Option<Exclusive>,
 }
 
 /// A socket could not be bound.
@@ -175,6 +178,7 @@ struct Entry {
     listener: Arc<str>,
     arrival: Arrival,
     metrics: Arc<ListenerMetrics>,
+    exclusive: Option<Exclusive>,
 }
 
 /// Runs a worker until the daemon stops and its connections have ended. `accepting` is called once
@@ -190,9 +194,9 @@ pub fn run(
     let worker = Rc::new(Worker::new(gateway, seed));
     local.block_on(&runtime, async move {
         let mut loops = Vec::new();
-        for Socket { listener, socket, arrival, metrics } in sockets {
+        for Socket { listener, socket, arrival, metrics, exclusive } in sockets {
             let listening = tokio::net::TcpListener::from_std(socket)?;
-            let entry = Entry { listener, arrival, metrics };
+            let entry = Entry { listener, arrival, metrics, exclusive };
             loops.push(tokio::task::spawn_local(accept(entry, listening, Rc::clone(&worker))));
         }
         accepting();
@@ -216,7 +220,7 @@ pub fn run(
 /// Accepts until the daemon stops. The socket is closed then and not shut down: another daemon may
 /// have taken it over.
 async fn accept(entry: Entry, listening: tokio::net::TcpListener, worker: Rc<Worker>) {
-    let Entry { listener, arrival, metrics } = entry;
+    let Entry { listener, arrival, metrics, exclusive } = entry;
     let mut complained = None;
     loop {
         let accepted = tokio::select! {
@@ -229,7 +233,8 @@ async fn accept(entry: Entry, listening: tokio::net::TcpListener, worker: Rc<Wor
                 metrics.accepted(arrival);
                 // Counted before its task runs, so that a worker that stops waits for it.
                 let place = worker.gateway.admit();
-                tokio::task::spawn_local(connection(stream, place, Rc::clone(&worker)));
+                let (exclusive, worker) = (exclusive.clone(), Rc::clone(&worker));
+                tokio::task::spawn_local(connection(stream, place, exclusive, worker));
             }
             Err(error) => {
                 // Out of descriptors, or the peer is gone already. Trying at once would spin.
@@ -244,7 +249,12 @@ async fn accept(entry: Entry, listening: tokio::net::TcpListener, worker: Rc<Wor
     }
 }
 
-async fn connection(stream: tokio::net::TcpStream, place: Option<Admission>, worker: Rc<Worker>) {
+async fn connection(
+    stream: tokio::net::TcpStream,
+    place: Option<Admission>,
+    exclusive: Option<Exclusive>,
+    worker: Rc<Worker>,
+) {
     let Some(_place) = place else {
         let refusal = Refusal::overloaded(
             "too_many_connections",
@@ -258,7 +268,7 @@ async fn connection(stream: tokio::net::TcpStream, place: Option<Admission>, wor
         }
         return;
     };
-    serve(stream, &worker).await;
+    serve(stream, exclusive.as_ref(), &worker).await;
 }
 
 /// Waits for the connections to end, or for the word to cut them.

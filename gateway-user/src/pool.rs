@@ -35,9 +35,11 @@ pub struct Pool {
     pub source: MetricsSource,
     /// What is counted for it.
     pub metrics: Arc<PoolMetrics>,
+    /// It takes whole connections, at a listener of its own.
+    pub is_direct: bool,
     profile: Profile,
     inner: Mutex<Inner>,
-    /// Requests that were to be placed so far.
+    /// Requests that were to be placed so far, and whole connections that were.
     placed: AtomicU64,
 }
 
@@ -53,6 +55,9 @@ pub struct Pod {
     /// The GPU, as a label for people.
     pub gpu: Option<Box<str>>,
     in_flight: AtomicU32,
+    /// Connections that the kernel gave to its own socket: open now, and ever.
+    connections: AtomicU32,
+    given: AtomicU64,
     requests: AtomicU64,
     tokens: AtomicU64,
     failures: AtomicU64,
@@ -162,6 +167,8 @@ impl Pool {
                     address: pod.address,
                     gpu: pod.gpu.as_deref().map(Into::into),
                     in_flight: AtomicU32::new(0),
+                    connections: AtomicU32::new(0),
+                    given: AtomicU64::new(0),
                     requests: AtomicU64::new(0),
                     tokens: AtomicU64::new(0),
                     failures: AtomicU64::new(0),
@@ -186,6 +193,7 @@ impl Pool {
             adapters: scheduler.lora_adapters.iter().map(|name| name.as_str().into()).collect(),
             source: scheduler.metrics.clone(),
             metrics,
+            is_direct: scheduler.direct.is_some(),
             profile: Profile {
                 weights: scheduler.weights,
                 saturation: scheduler.saturation,
@@ -222,9 +230,26 @@ impl Pool {
         Ok(Place { pod: Arc::clone(&entry.pod), score: pick.score })
     }
 
-    /// Requests that were to be placed so far.
+    /// Requests that were to be placed so far, and whole connections that were.
     pub fn placed(&self) -> u64 {
         self.placed.load(Ordering::Relaxed)
+    }
+
+    /// Takes what the kernel has counted of a pod's whole connections: ever given to it, and open.
+    pub fn set_connections(&self, pod: &Pod, given: u64, open: u64) {
+        let open = u32::try_from(open).unwrap_or(u32::MAX);
+        pod.connections.store(open, Ordering::Relaxed);
+        let new = given.saturating_sub(pod.given.swap(given, Ordering::Relaxed));
+        if new > 0 {
+            self.placed.fetch_add(new, Ordering::Relaxed);
+            pod.woken.notify_one();
+        }
+    }
+
+    /// The most that a pod can score.
+    pub fn most_score(&self) -> f32 {
+        // Never 0, as it is divided by.
+        schedule::weight_sum(&self.profile.weights).max(1.0)
     }
 
     /// The pods, in the order of the configuration.
@@ -407,14 +432,30 @@ impl Pool {
 }
 
 impl Pod {
-    /// Requests that the gateway has in flight there.
+    /// Requests that the gateway has in flight there, and connections that the kernel has given to
+    /// it: nobody knows what is said on those, and each counts as one.
     pub fn in_flight(&self) -> u32 {
-        self.in_flight.load(Ordering::Relaxed)
+        self.in_flight.load(Ordering::Relaxed).saturating_add(self.connections())
     }
 
-    /// Returns once more than `before` requests have been given to it. For one task at a time.
+    /// Connections open that the kernel has given to it.
+    pub fn connections(&self) -> u32 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Connections that the kernel has ever given to it.
+    pub fn given(&self) -> u64 {
+        self.given.load(Ordering::Relaxed)
+    }
+
+    /// Requests and whole connections ever given to it.
+    pub fn taken(&self) -> u64 {
+        self.requests().saturating_add(self.given())
+    }
+
+    /// Returns once more than `before` requests and whole connections have been given to it. For one task at a time.
     pub async fn wanted(&self, before: u64) {
-        while self.requests() <= before {
+        while self.taken() <= before {
             self.woken.notified().await;
         }
     }

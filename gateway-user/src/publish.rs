@@ -4,21 +4,25 @@
 
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-use crate::config::{Config, Listener, Steering as Wanted, VirtualAddress};
+use crate::config::{Listener, Steering as Wanted, VirtualAddress};
+use crate::direct::{DirectPools, DirectView};
 use crate::gateway::Gateway;
 use crate::kernel::{KernelLogReader, PublishedScore, ScoreEntry, Steering};
 use crate::listen::bind_dual;
+use crate::pool::Pool;
 use crate::status::{ListenerView, SteeringStatus};
 
 /// The kernel's part of a running gateway.
 pub struct Steered {
     steering: RefCell<Option<Steering>>,
+    direct: RefCell<DirectPools>,
     reason: Option<String>,
     listeners: Vec<(String, SocketAddr)>,
     dropped: Cell<u64>,
@@ -48,12 +52,14 @@ impl std::fmt::Debug for Steered {
 impl Steered {
     /// Has sk_lookup steer connections to the sockets of `bound`, if that is wanted and works. Says in one
     /// log line which it is.
-    pub fn start(config: &Config, bound: &mut [Bound]) -> Self {
+    pub fn start(gateway: &Gateway, bound: &mut [Bound]) -> Self {
+        let config = &gateway.config;
         let listeners =
             bound.iter().map(|bound| (bound.listener.name.clone(), bound.address)).collect();
+        let mut direct = DirectPools::default();
         let (steering, reason) = match config.kernel.steering {
             Wanted::Off => (None, Some("turned off by kernel.steering".to_owned())),
-            Wanted::Auto => match steer(config, bound) {
+            Wanted::Auto => match steer(gateway, bound, &mut direct) {
                 Ok(steering) => (Some(steering), None),
                 Err(reason) => (None, Some(reason)),
             },
@@ -68,7 +74,29 @@ impl Steered {
                 warn!("steering: ordinary listeners give connections to the workers: {reason}");
             }
         }
-        Self { steering: RefCell::new(steering), reason, listeners, dropped: Cell::new(0) }
+        if direct.is_empty() && config.schedulers.iter().any(|pool| pool.direct.is_some()) {
+            warn!("direct: no connection goes whole to a pod; requests are relayed one by one");
+        }
+        let direct = RefCell::new(direct);
+        Self { steering: RefCell::new(steering), direct, reason, listeners, dropped: Cell::new(0) }
+    }
+
+    /// Whether connections to the listener go whole to the pods of the pool that it serves alone.
+    pub fn is_direct(&self, listener: &str) -> bool {
+        self.direct.borrow().number(listener).is_some()
+    }
+
+    /// What `/status` says of a pool that takes whole connections.
+    pub fn direct(&self, pool: &Arc<Pool>) -> Option<DirectView> {
+        self.direct.borrow().view(pool)
+    }
+
+    /// Takes what the kernel has counted into the pods' and pools' own counts.
+    pub fn count(&self) {
+        if let Some(steering) = self.steering.borrow_mut().as_mut() {
+            // What cannot be read stays as it was.
+            let _ = self.direct.borrow_mut().count(steering);
+        }
     }
 
     /// Whether sk_lookup steers.
@@ -121,10 +149,13 @@ impl Steered {
             return;
         }
         let mut complained = false;
+        let direct = !self.direct.borrow().is_empty();
         loop {
             let entries = entries(gateway);
-            let published =
-                self.steering.borrow_mut().as_mut().map(|steering| steering.publish(&entries));
+            let published = self.steering.borrow_mut().as_mut().map(|steering| {
+                let direct = self.direct.borrow_mut().publish(steering);
+                steering.publish(&entries).and(direct)
+            });
             if let Some(Err(error)) = published
                 && !std::mem::replace(&mut complained, true)
             {
@@ -133,7 +164,8 @@ impl Steered {
             // Many pods answer within a moment; they are written together.
             sleep(TOGETHER).await;
             // Without changes too: an old entry tells that nobody publishes any more.
-            let _ = timeout(AT_LEAST, changed.notified()).await;
+            let most = if direct { AT_LEAST_DIRECT } else { AT_LEAST };
+            let _ = timeout(most, changed.notified()).await;
         }
     }
 
@@ -143,8 +175,17 @@ impl Steered {
     }
 }
 
-fn steer(config: &Config, bound: &mut [Bound]) -> Result<Steering, String> {
-    let mut steering = Steering::start(config.kernel.log).map_err(|unfit| unfit.to_string())?;
+fn steer(
+    gateway: &Gateway,
+    bound: &mut [Bound],
+    direct: &mut DirectPools,
+) -> Result<Steering, String> {
+    let log = gateway.config.kernel.log;
+    let mut steering = Steering::start(log).map_err(|unfit| unfit.to_string())?;
+    match DirectPools::start(&mut steering, gateway) {
+        Ok(pools) => *direct = pools,
+        Err(reason) => warn!("direct: {reason}"),
+    }
     for (bound, index) in bound.iter_mut().zip(0_u32..) {
         let (v4, v6): (Vec<_>, Vec<_>) =
             destinations(bound).into_iter().partition(|block| block.address.is_ipv4());
@@ -157,9 +198,12 @@ fn steer(config: &Config, bound: &mut [Bound]) -> Result<Steering, String> {
         // An IPv6 listener takes IPv4 as well.
         for (blocks, sockets, part) in [(v4, &bound.sockets, 0), (v6, v6_sockets, 1)] {
             if !blocks.is_empty() {
-                steering
-                    .set_listener(2 * index + part, &blocks, sockets)
-                    .map_err(|error| format!("listener `{}`: {error}", bound.listener.name))?;
+                let number = 2 * index + part;
+                match direct.number(&bound.listener.name) {
+                    Some(pool) => steering.set_direct_listener(number, pool, &blocks, sockets),
+                    None => steering.set_listener(number, &blocks, sockets),
+                }
+                .map_err(|error| format!("listener `{}`: {error}", bound.listener.name))?;
             }
         }
     }
@@ -201,6 +245,9 @@ fn entries(gateway: &Gateway) -> Vec<ScoreEntry> {
 
 /// How often the scores are written when nothing changes.
 const AT_LEAST: Duration = Duration::from_secs(1);
+
+/// The same with pools of whole connections: only the kernel knows when those come and go.
+const AT_LEAST_DIRECT: Duration = Duration::from_millis(100);
 
 /// How long changes are gathered before they are written.
 const TOGETHER: Duration = Duration::from_millis(50);

@@ -15,7 +15,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::admin::{self, Admin};
-use crate::config::{Config, Loaded, VirtualAddress};
+use crate::config::{Config, Loaded, Scheduler, VirtualAddress};
+use crate::direct::Exclusive;
 use crate::flow::path::Paths;
 use crate::gateway::Gateway;
 use crate::kernel::Flows;
@@ -74,13 +75,13 @@ async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandl
         // It serves meanwhile, and knows the adapters, which this one has to learn first.
         see_pods(&gateway).await;
     }
-    let steered = Rc::new(Steered::start(&gateway.config, &mut bound));
+    let steered = Rc::new(Steered::start(&gateway, &mut bound));
     if !steered.is_on() {
         bind_virtual(&mut bound, workers);
     }
     let addresses: Vec<SocketAddr> = bound.iter().map(|bound| bound.address).collect();
     let handed = copies(&bound, &admin)?;
-    let (threads, mut ended) = start_workers(&gateway, bound, workers, steered.is_on()).await?;
+    let (threads, mut ended) = start_workers(&gateway, bound, workers, &steered).await?;
     gateway.set_listening();
     if let Some(predecessor) = predecessor {
         let pid = predecessor.pid;
@@ -221,7 +222,7 @@ async fn start_workers(
     gateway: &Arc<Gateway>,
     bound: Vec<Bound>,
     workers: usize,
-    steered: bool,
+    steered: &Steered,
 ) -> anyhow::Result<(Vec<JoinHandle<()>>, mpsc::UnboundedReceiver<()>)> {
     let shares = share(gateway, bound, workers, steered)?;
     let (accepting, mut ended) = mpsc::unbounded_channel();
@@ -254,13 +255,14 @@ fn share(
     gateway: &Gateway,
     bound: Vec<Bound>,
     workers: usize,
-    steered: bool,
+    steered: &Steered,
 ) -> io::Result<Vec<Vec<listen::Socket>>> {
     let mut shares: Vec<Vec<listen::Socket>> = (0..workers).map(|_| Vec::new()).collect();
     for Bound { listener, sockets, bound_virtual, dual, .. } in bound {
         let metrics = gateway.metrics.listener(&listener.name);
+        let exclusive = exclusive(gateway, &listener.name, steered);
         let name: Arc<str> = listener.name.into();
-        let arrival = if steered { Arrival::SkLookup } else { Arrival::Userspace };
+        let arrival = if steered.is_on() { Arrival::SkLookup } else { Arrival::Userspace };
         let groups = [(sockets, arrival), (dual, arrival)].into_iter();
         let bound_virtual = bound_virtual.into_iter().map(|(_, group)| (group, Arrival::Userspace));
         for (group, arrival) in groups.chain(bound_virtual) {
@@ -271,12 +273,21 @@ fn share(
                         socket,
                         arrival,
                         metrics: Arc::clone(&metrics),
+                        exclusive: exclusive.clone(),
                     });
                 }
             }
         }
     }
     Ok(shares)
+}
+
+/// The pool that a listener serves alone, if it does.
+fn exclusive(gateway: &Gateway, listener: &str, steered: &Steered) -> Option<Exclusive> {
+    let mut pools = gateway.config.schedulers.iter().zip(&gateway.pools);
+    let own = |scheduler: &Scheduler| scheduler.direct.as_deref() == Some(listener);
+    let (_, pool) = pools.find(|(scheduler, _)| own(scheduler))?;
+    Some(Exclusive { pool: Arc::clone(pool), once: steered.is_direct(listener) })
 }
 
 /// At least one of the sockets for each worker: a daemon before this one may have had fewer. To

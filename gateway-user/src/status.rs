@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::direct::DirectView;
 use crate::flow::path::Paths;
 use crate::gateway::Gateway;
 use crate::kernel::{Flows, Usage};
@@ -82,6 +83,8 @@ pub struct PoolView {
     pub model: String,
     /// Names that lead to it.
     pub names: Vec<String>,
+    /// Its direct mode, if its connections go whole to its pods.
+    pub direct: Option<DirectView>,
     /// Its pods.
     pub pods: Vec<PodPage>,
 }
@@ -128,6 +131,7 @@ pub struct PodPage {
 impl Status {
     /// Reads the state of `gateway`.
     pub fn read(gateway: &Gateway, steered: &Steered) -> Self {
+        steered.count();
         let now = Instant::now();
         let reason = gateway.unready();
         Self {
@@ -140,7 +144,9 @@ impl Status {
             flows: gateway.paths.flows.as_ref().map(Flows::usage),
             connections: gateway.connections(),
             buffered_bytes: gateway.buffered_bytes(),
-            pools: gateway.pools.iter().map(|pool| PoolView::read(gateway, pool, now)).collect(),
+            pools: (gateway.pools.iter())
+                .map(|pool| PoolView::read(gateway, steered, pool, now))
+                .collect(),
         }
     }
 
@@ -173,6 +179,9 @@ impl Status {
         );
         for pool in &self.pools {
             let _ = writeln!(out, "\npool {} ({})", pool.name, pool.names.join(", "));
+            if let Some(direct) = &pool.direct {
+                direct.write(&mut out);
+            }
             let _ = writeln!(
                 out,
                 "  {:<20} {:<12} {:>6} {:>9} {:>6} {:>8} {:>8} {:>8} {:>9} {:>9}",
@@ -223,7 +232,7 @@ fn paths(gateway: &Gateway) -> Vec<PathStatus> {
 }
 
 impl PoolView {
-    fn read(gateway: &Gateway, pool: &Arc<Pool>, now: Instant) -> Self {
+    fn read(gateway: &Gateway, steered: &Steered, pool: &Arc<Pool>, now: Instant) -> Self {
         let routes = gateway.routes();
         let names = routes
             .all()
@@ -235,6 +244,7 @@ impl PoolView {
             name: pool.name.to_string(),
             model: pool.model.to_string(),
             names,
+            direct: steered.direct(pool),
             pods: pool.status(now).into_iter().map(PodPage::from).collect(),
         }
     }

@@ -35,7 +35,7 @@ impl Sink for PodSink {
     }
 
     fn given(&self) -> u64 {
-        self.pod.requests()
+        self.pod.taken()
     }
 
     async fn wanted(&self, before: u64) {

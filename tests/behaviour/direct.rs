@@ -1,386 +1,314 @@
 //! Direct mode: whole connections go to the model servers' own sockets.
 //!
-//! First the kernel's part by itself, with plain sockets for servers, in a namespace of its own;
-//! then the gateway with model servers.
+//! Here the gateway with model servers, in a namespace of its own; in [`kernel`] the kernel's part.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+mod kernel;
 
-use gateway_user::config::KernelLog;
-use gateway_user::kernel::{Direct, PodConnections, ServerSocket, Steering, Worth};
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sluice_tests::client::{Client, Response, chat, get};
+use sluice_tests::engine::{Options, Server};
+use sluice_tests::gateway::{Gateway, PATIENCE, Plan, free_port};
 use sluice_tests::netns;
-use sluice_tests::steering::{
-    BLOCKS, accept, close, counters, dial, drain, group, nothing_waits, one, start,
-};
+use sluice_tests::pod::{LAST, RawPod, STREAM, Signals, answer, chunk, plan};
 
 #[test]
-fn connections_go_to_the_best_servers() {
-    netns::run(BLOCKS, || {
-        let servers = group_each(3);
-        let own = group(1, "127.0.0.1:0");
-        let mut steering = started();
-        let pool = pool_of(&mut steering, &servers, &own);
-        steering.direct().publish(pool, 100, &[fit(900), fit(900), fit(500)]).unwrap();
-        let clients: Vec<_> = (0..60).map(|_| dial(DIALLED).unwrap()).collect();
-        let got = drain(&servers, 60);
-        assert!(got[0] > 10 && got[1] > 10 && got[2] == 0, "{got:?}");
-        let counted = steering.direct().counters(pool).unwrap();
-        let given: Vec<_> = counted.pods.iter().map(|pod| pod.given as usize).collect();
-        assert_eq!(given, got);
-        assert_eq!((counted.fallbacks, counted.retried, counted.stale), (0, 0, 0));
-        assert_eq!(counters(&steering), (60, 0, 0));
-
-        // A burst spreads evenly, not by chance.
-        steering.direct().publish(pool, 100, &[fit(900), fit(500), fit(900)]).unwrap();
-        let more: Vec<_> = (0..200).map(|_| dial(DIALLED).unwrap()).collect();
-        let got = drain(&servers, 200);
-        assert!(got[0].abs_diff(100) < 10 && got[1] == 0, "{got:?}");
-        drop((clients, more));
-    });
-}
-
-#[test]
-fn nothing_stands_between_client_and_server() {
-    netns::run(BLOCKS, || {
-        let servers = group_each(1);
-        let own = group(1, "127.0.0.1:0");
-        let mut steering = started();
-        let pool = pool_of(&mut steering, &servers, &own);
-        steering.direct().publish(pool, 0, &[fit(1000)]).unwrap();
-        let client = dial(DIALLED).unwrap();
-        let (server, peer) = accept(&servers[0]);
-        assert_eq!(peer, client.local_addr().unwrap());
-        assert_eq!(server.local_addr().unwrap(), client.peer_addr().unwrap());
-    });
-}
-
-#[test]
-fn the_gateway_gets_what_no_server_can_take() {
-    netns::run(BLOCKS, || {
-        let servers = group_each(2);
-        let own = group(1, "127.0.0.1:0");
-        let mut steering = started();
-        let pool = pool_of(&mut steering, &servers, &own);
-        let falls = |steering: &mut Steering, want: u64| {
-            let _client = dial(DIALLED).unwrap();
-            accept(&own[0]);
-            assert!(servers.iter().all(nothing_waits));
-            assert_eq!(steering.direct().counters(pool).unwrap().fallbacks, want);
-        };
-        // Nothing is published.
-        falls(&mut steering, 1);
-        let full = Worth { fit: false, ..fit(1000) };
-        let gone = Worth { ready: false, ..fit(1000) };
-        steering.direct().publish(pool, 1000, &[full, gone]).unwrap();
-        falls(&mut steering, 2);
-        steering.direct().publish(pool, 1000, &[full, fit(0)]).unwrap();
-        let _client = dial(DIALLED).unwrap();
-        accept(&servers[1]);
-
-        // A socket that is not there is passed over, and the other server gets what it had.
-        steering.direct().publish(pool, 1000, &[fit(1000), fit(1000)]).unwrap();
-        let mut servers = servers;
-        close(vec![servers.remove(1)]);
-        let clients: Vec<_> = (0..20).map(|_| dial(DIALLED).unwrap()).collect();
-        servers.extend(own.iter().map(|own| own.try_clone().unwrap()));
-        let got = drain(&servers, 20);
-        // One in twenty misses the one that is there each time.
-        assert!(got[0] >= 15, "{got:?}");
-        servers.truncate(1);
-        assert!(steering.direct().counters(pool).unwrap().retried > 0);
-        close(servers);
-        let _client = dial(DIALLED).unwrap();
-        accept(&own[0]);
-        drop(clients);
-    });
-}
-
-#[test]
-fn a_gateway_that_hangs_does_not_stop_the_servers() {
-    netns::run(BLOCKS, || {
-        let servers = group_each(3);
-        let own = group(1, "127.0.0.1:0");
-        let mut steering = started();
-        let pool = pool_of(&mut steering, &servers, &own);
-        let full = Worth { fit: false, ..fit(100) };
-        let gone = Worth { ready: false, ..fit(1000) };
-        steering.direct().publish(pool, 100, &[fit(900), full, gone]).unwrap();
-        // Nobody publishes for longer than scores are good for.
-        std::thread::sleep(std::time::Duration::from_millis(3100));
-        let clients: Vec<_> = (0..40).map(|_| dial(DIALLED).unwrap()).collect();
-        let got = drain(&servers, 40);
-        assert!(got[0] > 5 && got[1] > 5 && got[2] == 0, "{got:?}");
-        assert_eq!(steering.direct().counters(pool).unwrap().stale, 40);
-        drop(clients);
-    });
-}
-
-#[test]
-fn ipv6_and_both_families() {
-    netns::run(BLOCKS, || {
-        let both = group(1, "[::]:0");
-        let v4 = group(1, "127.0.0.1:0");
-        let own = group(1, "[::]:0");
-        let mut steering = started();
-        let pods = [port_of(&both, "127.0.0.1"), port_of(&v4, "127.0.0.1")];
-        let pool = steering.direct().add_pool(&pods).unwrap();
-        for (place, server) in [&both[0], &v4[0]].into_iter().enumerate() {
-            steering.direct().put(pool, place, server).unwrap();
-        }
-        steering.set_direct_listener(0, pool, &[one("[fd09::1]:80"), one(DIALLED)], &own).unwrap();
-        steering.direct().publish(pool, 1000, &[fit(1000), fit(1000)]).unwrap();
-        // A server that takes no IPv6 is passed over.
-        let clients: Vec<_> = (0..20).map(|_| dial("[fd09::1]:80").unwrap()).collect();
-        let got = drain(&[both[0].try_clone().unwrap(), own[0].try_clone().unwrap()], 20);
-        assert!(got[0] >= 15 && nothing_waits(&v4[0]), "{got:?}");
-        let more: Vec<_> = (0..20).map(|_| dial(DIALLED).unwrap()).collect();
-        let got = [&both, &v4].map(|server| {
-            let mut count = 0;
-            while server[0].accept().is_ok() {
-                count += 1;
-            }
-            count
-        });
-        assert!(got[0] > 2 && got[1] > 2 && got[0] + got[1] == 20, "{got:?}");
-        drop((clients, more));
-    });
-}
-
-#[test]
-fn servers_are_enrolled_as_they_begin_to_listen_and_counted() {
-    netns::run(BLOCKS, || {
-        let own = group(1, "127.0.0.1:0");
-        let mut steering = started();
-        steering.watch_servers().unwrap();
-        // Ports that were free a moment ago.
-        let pods = [addresses(&group_each(1))[0], port_of(&group(1, "0.0.0.0:0"), "127.0.0.1")];
-        let pool = steering.direct().add_pool(&pods).unwrap();
-        steering.set_direct_listener(0, pool, &[one(DIALLED)], &own).unwrap();
-        let publish = |steering: &mut Steering| {
-            steering.direct().publish(pool, 1000, &[fit(1000), fit(1000)]).unwrap();
-        };
-        publish(&mut steering);
-        let _client = dial(DIALLED).unwrap();
-        accept(&own[0]);
-
-        // One at its very address, one at every address.
-        let first = group(1, &pods[0].to_string());
-        let second = group(1, &format!("0.0.0.0:{}", pods[1].port()));
-        let all: Vec<TcpListener> = first.into_iter().chain(second).collect();
-        let mut clients: Vec<_> = (0..20).map(|_| dial(DIALLED).unwrap()).collect();
-        let mut accepted = take(&all, 20);
-        let got = lengths(&accepted);
-        assert!(got[0] > 2 && got[1] > 2, "{got:?}");
-        let open = |direct: &mut Direct| -> Vec<u64> {
-            direct.counters(pool).unwrap().pods.iter().map(|pod| pod.open).collect()
-        };
-        let want: Vec<_> = got.iter().map(|count| *count as u64).collect();
-        assert_eq!(open(steering.direct()), want);
-        // Who dials a server itself is not counted, and the server is not kept from it.
-        let stray = dial(&pods[0].to_string()).unwrap();
-        accept(&all[0]);
-        assert_eq!(open(steering.direct()), want);
-        drop(stray);
-        // Nor are a server's own connections elsewhere.
-        let elsewhere = group(1, "127.0.0.1:0");
-        let _out = dial(&elsewhere[0].local_addr().unwrap().to_string()).unwrap();
-        assert_eq!(open(steering.direct()), want);
-
-        assert_eq!(steering.direct().look().unwrap(), [[ServerSocket::Held, ServerSocket::Held]]);
-        clients.truncate(5);
-        wait(|| open(steering.direct()).iter().sum::<u64>() == 5);
-        // A server that closes first ends the connection as well.
-        accepted.clear();
-        wait(|| open(steering.direct()) == [0, 0]);
-        drop(clients);
-        assert_eq!(open(steering.direct()), [0, 0]);
-
-        // A server that starts anew is there at once.
-        close(all);
-        assert_eq!(
-            steering.direct().look().unwrap(),
-            [[ServerSocket::NotListening, ServerSocket::NotListening]]
+fn a_connection_is_the_servers_from_its_first_byte() {
+    netns::run(&[], || {
+        let pods = RawPod::start_all(1);
+        let gateway = start(&direct(plan(&pods)));
+        let mut client = Client::connect(gateway.address);
+        client.post(CHAT, &chat("base", 1, true));
+        let mut taken = pods[0].take();
+        // No proxy: the server sees the client itself, and the request as it was sent.
+        assert_eq!(taken.stream.peer_addr().unwrap(), client.stream.local_addr().unwrap());
+        assert_eq!(taken.stream.local_addr().unwrap(), gateway.address);
+        assert_eq!(taken.header("x-request-id"), None);
+        assert_eq!(taken.header("host"), Some("gateway"));
+        let status = gateway.wait("the connection to count", |status| open(status) == [1]);
+        assert_eq!(status["pools"][0]["pods"][0]["in_flight"], 1);
+        assert_eq!(status["connections"], 0);
+        gateway.wait_metric(
+            "sluice_direct_connections_total{pool=\"pool-0\",pod=\"POD\"}"
+                .replace("POD", &pods[0].address.to_string())
+                .as_str(),
+            1.0,
         );
-        let _client = dial(DIALLED).unwrap();
-        accept(&own[0]);
-        let again = group(1, &pods[0].to_string());
-        steering.direct().publish(pool, 0, &[fit(1000), fit(0)]).unwrap();
-        let _client = dial(DIALLED).unwrap();
-        accept(&again[0]);
+
+        taken.send(STREAM);
+        taken.send(chunk("data: one\n\n"));
+        client.read_until("data: one");
+        // The gateway dies, and nobody on the connection notices.
+        gateway.signal("KILL");
+        thread::sleep(Duration::from_millis(300));
+        taken.send(chunk("data: two\n\n"));
+        taken.send(LAST);
+        client.read_until("data: two");
+        // Nothing is left behind that would lead to a server.
+        let refused = TcpStream::connect(gateway.address).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
     });
 }
 
 #[test]
-fn servers_that_were_there_first_are_fetched() {
-    netns::run(BLOCKS, || {
-        let servers = group_each(2);
-        // Several processes of one server: one address, each with a socket of its own.
-        let crowd = group(3, "127.0.0.1:0");
-        let own = group(1, "127.0.0.1:0");
-        let mut steering = started();
-        steering.watch_servers().unwrap();
-        let mut pods = addresses(&servers);
-        pods.push(crowd[0].local_addr().unwrap());
-        let pool = steering.direct().add_pool(&pods).unwrap();
-        steering.set_direct_listener(0, pool, &[one(DIALLED)], &own).unwrap();
-        let held = ServerSocket::Held;
-        assert_eq!(steering.direct().look().unwrap(), [[held.clone(), held.clone(), held]]);
+fn connections_are_spread_by_the_servers_load() {
+    netns::run(&[], || {
+        let pods = RawPod::start_all(3);
+        pods[1].tell(Signals { running: 40, waiting: 20, kv_usage: 0.9 });
+        let gateway = start(&direct(plan(&pods)));
+        gateway
+            .wait("the load to be known", |status| status["pools"][0]["pods"][1]["waiting"] == 20);
+        settle();
+        let clients: Vec<_> = (0..40).map(|_| Client::connect(gateway.address)).collect();
+        let status = gateway.wait("all to count", |status| open(status).iter().sum::<u64>() == 40);
+        let got = open(&status);
+        assert!(got[0] > 12 && got[1] == 0 && got[2] > 12, "{got:?}");
 
-        let only_crowd =
-            [fit(0), fit(0), fit(1000)].map(|worth| Worth { ready: worth.score > 500, ..worth });
-        steering.direct().publish(pool, 1000, &only_crowd).unwrap();
-        let clients: Vec<_> = (0..60).map(|_| dial(DIALLED).unwrap()).collect();
-        let accepted = take(&crowd, 60);
-        let got = lengths(&accepted);
-        assert!(got.iter().all(|count| *count > 5), "{got:?}");
-        let counted = steering.direct().counters(pool).unwrap();
-        assert_eq!(counted.pods[2], PodConnections { given: 60, open: 60 });
+        // What is open counts as load: the one whose connections end is the best.
+        pods[1].tell(Signals::default());
+        gateway.wait("the load to be gone", |status| status["pools"][0]["pods"][1]["waiting"] == 0);
+        settle();
+        let more: Vec<_> = (0..10).map(|_| Client::connect(gateway.address)).collect();
+        let status = gateway.wait("all to count", |status| open(status).iter().sum::<u64>() == 50);
+        assert_eq!(open(&status)[1], 10, "{got:?}");
+        drop((clients, more));
+        gateway.wait("none to be open", |status| open(status) == [0, 0, 0]);
+        gateway.wait_idle();
+    });
+}
 
-        drop(accepted);
-        // The one in the map closes; another of the crowd is put in its place.
-        let mut crowd = crowd;
+#[test]
+fn a_server_that_stops_is_left_out_and_taken_again() {
+    netns::run(&[], || {
+        let pods = Server::start_all(vec![Options::default(), Options::default()]).unwrap();
+        let gateway = start(&direct(Plan::pool("base", &pods)));
         for _ in 0..2 {
-            close(vec![crowd.remove(0)]);
-            steering.direct().look().unwrap();
-            let _client = dial(DIALLED).unwrap();
-            let deadline = std::time::Instant::now() + sluice_tests::steering::PATIENCE;
-            while crowd.iter().all(|socket| socket.accept().is_err()) {
-                assert!(std::time::Instant::now() < deadline, "nobody of the crowd got it");
-            }
+            let both = answers(gateway.address, 20);
+            assert_eq!(both.len(), 2, "{both:?}");
+            pods[0].die(None);
+            // Also before the gateway has noticed.
+            let one = answers(gateway.address, 20);
+            assert!(one.get("pod-0").is_none() && one[pods[1].name()] >= 18, "{one:?}");
+            gateway.wait("it to be out", |status| troubles(status)[0].is_some());
+            assert_eq!(answers(gateway.address, 10), [(pods[1].name().to_owned(), 10)].into());
+            pods[0].revive();
+            gateway.wait("it to be back", |status| {
+                let pod = &status["pools"][0]["pods"][0];
+                troubles(status)[0].is_none() && pod["ready"] == true && !pod["score"].is_null()
+            });
+            settle();
         }
-        drop(clients);
     });
 }
 
 #[test]
-fn strangers_are_left_alone() {
-    netns::run(BLOCKS, || {
-        let own = group(1, "127.0.0.1:0");
-        let mut steering = started();
-        steering.watch_servers().unwrap();
-        let free = addresses(&group_each(1))[0];
-        let pool = steering.direct().add_pool(&[free]).unwrap();
-        steering.set_direct_listener(0, pool, &[one(DIALLED)], &own).unwrap();
-        steering.direct().publish(pool, 0, &[fit(1000)]).unwrap();
-
-        // The same port at another address, another port at the same, the same of IPv6, and the
-        // very same address in another namespace.
-        let port = free.port();
-        let mut strangers = group(1, &format!("127.0.0.2:{port}"));
-        strangers.extend(group(1, "127.0.0.1:0"));
-        strangers.extend(group(1, &format!("[::1]:{port}")));
-        strangers.push(elsewhere(free));
-        let _clients: Vec<_> = (0..3).map(|_| dial(DIALLED).unwrap()).collect();
-        assert_eq!(drain(&own, 3), [3]);
-        assert_eq!(steering.direct().look().unwrap(), [[ServerSocket::NotListening]]);
-        let _client = dial(DIALLED).unwrap();
-        accept(&own[0]);
-        assert!(strangers.iter().all(nothing_waits));
-        assert_eq!(steering.direct().counters(pool).unwrap().fallbacks, 4);
+fn servers_may_start_before_and_after_the_gateway() {
+    netns::run(&[], || {
+        let first = Server::start(Options::default()).unwrap();
+        let later = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let plan =
+            Plan { pools: vec![("base".into(), vec![first.addr, later])], ..Plan::pool("", &[]) };
+        let gateway = start_with(&direct(plan), 1);
+        assert_eq!(answers(gateway.address, 5), [(first.name().to_owned(), 5)].into());
+        let second = Server::start(Options { listen: later, ..Options::default() }).unwrap();
+        gateway.wait("the second to be known", |status| {
+            troubles(status) == [None, None] && !status["pools"][0]["pods"][1]["score"].is_null()
+        });
+        settle();
+        let both = answers(gateway.address, 20);
+        assert!(both[first.name()] > 2 && both[second.name()] > 2, "{both:?}");
     });
 }
 
 #[test]
-fn pools_are_apart_and_bounded() {
-    netns::run(BLOCKS, || {
-        let servers = group_each(2);
-        let own = group(1, "127.0.0.1:0");
-        let mut steering = started();
-        for (place, server) in servers.iter().enumerate() {
-            let pool = steering.direct().add_pool(&[server.local_addr().unwrap()]).unwrap();
-            assert_eq!(pool as usize, place);
-            steering.direct().put(pool, 0, server).unwrap();
-            steering.direct().publish(pool, 0, &[fit(0)]).unwrap();
-            let dialled = one(&format!("10.9.0.{place}:80"));
-            steering.set_direct_listener(pool, pool, &[dialled], &own).unwrap();
-        }
-        let clients: Vec<_> = (0..5).map(|_| dial("10.9.0.1:80").unwrap()).collect();
-        assert_eq!(drain(&servers, 5), [0, 5]);
-        // The listener goes back to its own sockets.
-        steering.set_listener(1, &[one("10.9.0.1:80")], &own).unwrap();
-        let _client = dial("10.9.0.1:80").unwrap();
-        accept(&own[0]);
-
-        let direct = steering.direct();
-        let pod: SocketAddr = (Ipv4Addr::LOCALHOST, 1).into();
-        assert!(direct.add_pool(&[]).is_err());
-        assert!(direct.add_pool(&[pod; 65]).is_err());
-        assert!(direct.publish(2, 0, &[]).is_err());
-        assert!(direct.put(0, 1, &servers[0]).is_err());
-        assert!(direct.counters(7).is_err());
-        for pool in 2..32 {
-            assert_eq!(direct.add_pool(&[pod; 64]).unwrap(), pool);
-        }
-        assert!(direct.add_pool(&[pod]).is_err());
-        drop(clients);
+fn with_no_server_the_gateway_says_so() {
+    netns::run(&[], || {
+        let pods = Server::start_all(vec![Options::default()]).unwrap();
+        let gateway = start(&direct(Plan::pool("base", &pods)));
+        pods[0].die(None);
+        gateway.wait("it to be out", |status| status["pools"][0]["pods"][0]["ready"] == false);
+        settle();
+        let mut client = Client::connect(gateway.address);
+        client.post(CHAT, &chat("base", 1, false));
+        let refused = client.response();
+        refused.assert_error(503, "no_pod_available", None);
+        assert_eq!(refused.header("retry-after"), Some("1"));
+        // The next try shall find a server's own socket.
+        assert_eq!(refused.header("connection"), Some("close"));
+        assert!(client.is_closed());
+        assert_eq!(get(gateway.address, "/health").status, 503);
+        assert_eq!(get(gateway.address, "/v1/models").status, 200);
+        gateway.wait_metric("sluice_direct_fallbacks_total{pool=\"pool-0\"}", 3.0);
+        gateway.wait_metric("sluice_pool_rejected_total{pool=\"pool-0\",reason=\"no_pod\"}", 1.0);
     });
 }
 
-/// What the tests' clients dial.
-const DIALLED: &str = "10.9.0.1:80";
-
-/// Steering that knows of pools of whole connections.
-fn started() -> Steering {
-    let mut steering = start(KernelLog::Off);
-    steering.start_direct().unwrap();
-    steering
+#[test]
+fn at_their_limit_servers_get_no_more() {
+    netns::run(&[], || {
+        let pods = RawPod::start_all(2);
+        let plan = direct(plan(&pods)).scheduler("    saturation: {inFlight: 3, queueDepth: 5}");
+        let gateway = start(&plan);
+        pods[0].tell(Signals { waiting: 5, ..Signals::default() });
+        gateway
+            .wait("the queue to be known", |status| status["pools"][0]["pods"][0]["waiting"] == 5);
+        settle();
+        // Open connections count against the limit as requests do.
+        let clients: Vec<_> = (0..3).map(|_| Client::connect(gateway.address)).collect();
+        gateway.wait("them to count", |status| open(status) == [0, 3]);
+        settle();
+        let mut one_more = Client::connect(gateway.address);
+        // Whatever it names: the listener serves one pool.
+        one_more.post(CHAT, &chat("anything", 1, false));
+        let refused = one_more.response();
+        refused.assert_error(429, "pool_saturated", None);
+        assert_eq!(refused.header("retry-after"), Some("1"));
+        drop(clients);
+        gateway.wait("them to be gone", |status| open(status) == [0, 0]);
+        settle();
+        let mut again = Client::connect(gateway.address);
+        again.post(CHAT, &chat("base", 1, false));
+        pods[1].take().send(answer(200, "", "{}"));
+        assert_eq!(again.response().status, 200);
+    });
 }
 
-fn fit(score: u32) -> Worth {
-    Worth { score, ready: true, fit: true }
+#[test]
+fn a_gateway_that_hangs_is_not_missed() {
+    netns::run(&[], || {
+        let pods = Server::start_all(vec![Options::default(), Options::default()]).unwrap();
+        let gateway = start(&direct(Plan::pool("base", &pods)));
+        gateway.signal("STOP");
+        thread::sleep(Duration::from_millis(3300));
+        let both = answers(gateway.address, 20);
+        assert_eq!(both.len(), 2, "{both:?}");
+        gateway.signal("CONT");
+        gateway.wait_metric("sluice_direct_stale_total{pool=\"pool-0\"}", 20.0);
+        gateway.wait_metric("sluice_direct_fallbacks_total{pool=\"pool-0\"}", 0.0);
+    });
 }
 
-/// Servers, each with a port of its own.
-fn group_each(count: usize) -> Vec<TcpListener> {
-    (0..count).flat_map(|_| group(1, "127.0.0.1:0")).collect()
+#[test]
+fn a_socket_that_cannot_be_had_costs_a_hop() {
+    netns::run(&[], || {
+        let pods = Server::start_all(vec![Options::default()]).unwrap();
+        let mut plan = direct(Plan::pool("base", &pods));
+        plan.command = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+            .map(str::to_owned)
+            .into();
+        let gateway = Gateway::start(&plan);
+        let status = gateway.wait("the socket to be looked for", |status| {
+            troubles(status)[0].as_deref().is_some_and(|said| said.contains("CAP_SYS_PTRACE"))
+        });
+        assert!(gateway.log().contains("CAP_SYS_PTRACE"), "{status:#}");
+        // Any name of a model will do, here as there, and the gateway passes it on.
+        let mut client = Client::connect(gateway.address);
+        client.post(CHAT, &chat("base", 1, false));
+        let relayed = client.response();
+        assert_eq!((relayed.status, relayed.header("connection")), (200, Some("close")));
+        gateway.wait_metric("sluice_direct_fallbacks_total{pool=\"pool-0\"}", 1.0);
+
+        pods[0].die(None);
+        gateway.wait("it to be gone", |status| status["pools"][0]["pods"][0]["ready"] == false);
+        pods[0].revive();
+        ready(&gateway, 1);
+        answers(gateway.address, 5);
+        gateway.wait_metric("sluice_direct_fallbacks_total{pool=\"pool-0\"}", 1.0);
+    });
 }
 
-fn addresses(servers: &[TcpListener]) -> Vec<SocketAddr> {
-    servers.iter().map(|server| server.local_addr().unwrap()).collect()
+#[test]
+fn without_steering_requests_are_relayed() {
+    netns::run(&[], || {
+        let pods = Server::start_all(vec![Options::default()]).unwrap();
+        let mut plan = direct(Plan::pool("base", &pods));
+        plan.command = ["setpriv", "--bounding-set=-bpf,-sys_admin", "--inh-caps=-bpf,-sys_admin"]
+            .map(str::to_owned)
+            .into();
+        let gateway = Gateway::start(&plan);
+        assert!(gateway.log().contains("no connection goes whole to a pod"), "{}", gateway.log());
+        let mut client = Client::connect(gateway.address);
+        for _ in 0..2 {
+            client.post(CHAT, &chat("base", 1, false));
+            assert_eq!(client.response().status, 200);
+        }
+    });
 }
 
-fn port_of(servers: &[TcpListener], ip: &str) -> SocketAddr {
-    SocketAddr::new(ip.parse().unwrap(), servers[0].local_addr().unwrap().port())
+const CHAT: &str = "/v1/chat/completions";
+
+/// A plan whose one pool has the listener for itself.
+fn direct(plan: Plan) -> Plan {
+    let mut plan = plan.scheduler("    mode: connection\n    listener: http");
+    plan.steering = true;
+    plan
 }
 
-/// A pool of these servers, their sockets given; what is dialled leads there.
-fn pool_of(steering: &mut Steering, servers: &[TcpListener], own: &[TcpListener]) -> u32 {
-    let pool = steering.direct().add_pool(&addresses(servers)).unwrap();
-    for (place, server) in servers.iter().enumerate() {
-        steering.direct().put(pool, place, server).unwrap();
+/// Starts a gateway and waits until all pods can be given connections.
+fn start(plan: &Plan) -> Gateway {
+    start_with(plan, plan.pools[0].1.len())
+}
+
+/// The same with the first pods alone.
+fn start_with(plan: &Plan, pods: usize) -> Gateway {
+    let gateway = Gateway::start(plan);
+    ready(&gateway, pods);
+    gateway
+}
+
+fn ready(gateway: &Gateway, pods: usize) {
+    gateway.wait("the servers' sockets", |status| {
+        let ready = |pod: &Value| pod["ready"] == true && !pod["score"].is_null();
+        let all = status["pools"][0]["pods"].as_array().unwrap();
+        all.iter().take(pods).all(ready) && troubles(status).iter().take(pods).all(Option::is_none)
+    });
+    settle();
+}
+
+/// Longer than it takes until what the status shows is in the kernel's map.
+fn settle() {
+    thread::sleep(Duration::from_millis(500));
+}
+
+/// Open connections of each pod.
+fn open(status: &Value) -> Vec<u64> {
+    of_pods(status, |pod| pod["open"].as_u64().unwrap())
+}
+
+/// Why each pod can be given no connection.
+fn troubles(status: &Value) -> Vec<Option<String>> {
+    of_pods(status, |pod| pod["trouble"].as_str().map(str::to_owned))
+}
+
+fn of_pods<T>(status: &Value, of: impl Fn(&Value) -> T) -> Vec<T> {
+    status["pools"][0]["direct"]["pods"].as_array().unwrap().iter().map(of).collect()
+}
+
+/// Makes connections one by one, each for one request, and says how many each engine answered.
+fn answers(to: SocketAddr, count: usize) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for _ in 0..count {
+        *counts.entry(asked(to)["system_fingerprint"].as_str().unwrap().to_owned()).or_default() +=
+            1;
     }
-    steering.set_direct_listener(0, pool, &[one(DIALLED)], own).unwrap();
-    pool
+    counts
 }
 
-/// A socket that listens there in another network namespace.
-fn elsewhere(at: SocketAddr) -> TcpListener {
-    let (give, take) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        netns::run(&[], move || give.send(group(1, &at.to_string()).remove(0)).unwrap());
-    });
-    take.recv().unwrap()
-}
-
-/// Accepts `total` connections and keeps them, by server.
-fn take(servers: &[TcpListener], total: usize) -> Vec<Vec<TcpStream>> {
-    let mut taken: Vec<Vec<TcpStream>> = servers.iter().map(|_| Vec::new()).collect();
-    wait(|| {
-        for (server, taken) in servers.iter().zip(&mut taken) {
-            taken.extend(std::iter::from_fn(|| server.accept().ok()).map(|(stream, _)| stream));
+/// One answer. A server that has just died resets what waits in its queue: then it is asked again.
+fn asked(to: SocketAddr) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut client = Client::connect(to);
+        client.post(CHAT, &chat("base", 1, false));
+        let response: Response = client.response();
+        assert_eq!(response.status, 200, "{}", response.text());
+        if response.status == 200 {
+            return response.json();
         }
-        lengths(&taken).iter().sum::<usize>() == total
-    });
-    taken
-}
-
-fn lengths(taken: &[Vec<TcpStream>]) -> Vec<usize> {
-    taken.iter().map(Vec::len).collect()
-}
-
-fn wait(mut is: impl FnMut() -> bool) {
-    let deadline = std::time::Instant::now() + sluice_tests::steering::PATIENCE;
-    while !is() {
-        assert!(std::time::Instant::now() < deadline, "waited in vain");
-        std::thread::yield_now();
+        assert!(Instant::now() < deadline, "no answer");
     }
 }

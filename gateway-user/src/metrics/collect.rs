@@ -13,7 +13,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeLabel, EncodeLabelSet, EncodeMetric, LabelSetEncoder, MetricEncoder,
 };
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::descriptor::{self as metric, Descriptor};
@@ -28,6 +28,8 @@ pub struct PodSample {
     pub pool: Arc<str>,
     /// Its name.
     pub pod: Arc<str>,
+    /// Of a pool that takes whole connections: how many were given to it, and are open.
+    pub direct: Option<(u64, u32)>,
     /// What the scheduler sees of it.
     pub view: PodView,
     /// Signals older than this are unknown, and so left out.
@@ -53,7 +55,9 @@ impl Collector for Exposition {
         pod_level(&mut writer, &pods)?;
         pool_level(&mut writer, &self.shared.pools.read())?;
         gateway_level(&mut writer, &self.shared.gateway, mean_kv(&pods))?;
-        steering_and_flow(&mut writer, &self.shared)?;
+        steering(&mut writer, &self.shared)?;
+        direct(&mut writer, &pods, &self.shared.pools.read())?;
+        flow(&mut writer, &self.shared.gateway)?;
         let build = &self.shared.build;
         writer
             .family(&metric::BUILD)?
@@ -111,14 +115,36 @@ fn gateway_level(
     writer.family(&metric::GATEWAY_REFUSED)?.add_each(None, &gateway.refused)
 }
 
-fn steering_and_flow(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {
+fn steering(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {
     let gateway = &shared.gateway;
     let mut family = writer.family(&metric::STEERING_CONNECTIONS)?;
     for (name, listener) in &*shared.listeners.read() {
         family.add_each(Some(name), &listener.connections)?;
     }
     writer.one(&metric::STEERING_DROPPED, Some(&gateway.steering_dropped))?;
-    writer.one(&metric::STEERING_ON, Some(&gateway.steering_enabled))?;
+    writer.one(&metric::STEERING_ON, Some(&gateway.steering_enabled))
+}
+
+fn direct(
+    writer: &mut Writer<'_, '_>,
+    pods: &[PodSample],
+    pools: &BTreeMap<Arc<str>, Arc<PoolMetrics>>,
+) -> fmt::Result {
+    let mut family = writer.family(&metric::DIRECT_CONNECTIONS)?;
+    for pod in pods {
+        if let Some((given, _)) = pod.direct {
+            family.add(&[&pod.pool, &pod.pod], &ConstCounter::new(given))?;
+        }
+    }
+    writer.pods(&metric::DIRECT_OPEN, pods, |pod| pod.direct.map(|(_, open)| open))?;
+    let direct = || pools.iter().filter_map(|(name, pool)| Some((name, pool.direct.get()?)));
+    let mut family = writer.family(&metric::DIRECT_FALLBACKS)?;
+    direct().try_for_each(|(name, direct)| family.add(&[name], &direct.fallbacks))?;
+    let mut family = writer.family(&metric::DIRECT_STALE)?;
+    direct().try_for_each(|(name, direct)| family.add(&[name], &direct.stale))
+}
+
+fn flow(writer: &mut Writer<'_, '_>, gateway: &GatewayMetrics) -> fmt::Result {
     let mut family = writer.family(&metric::FLOW_RESPONSES)?;
     for (path, reasons) in gateway.responses.iter() {
         family.add_each(Some(path.as_str()), reasons)?;

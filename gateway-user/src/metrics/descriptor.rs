@@ -118,6 +118,15 @@ describe! {
     /// 1 while the kernel steers connections, else 0.
     STEERING_ON: Gauge "steering_enabled" [];
 
+    /// Connections that the kernel gave to the pod's own socket.
+    DIRECT_CONNECTIONS: Counter "direct_connections" ["pool", "pod"];
+    /// Open connections of these.
+    DIRECT_OPEN: Gauge "direct_connections_open" ["pool", "pod"];
+    /// Connections to a pool's own listener that the gateway took itself, as no pod was fit.
+    DIRECT_FALLBACKS: Counter "direct_fallbacks" ["pool"];
+    /// Connections that were given without regard to load, as the gateway had not published for 3 s.
+    DIRECT_STALE: Counter "direct_stale" ["pool"];
+
     /// Answers, by what carried the body and why that.
     FLOW_RESPONSES: Counter "flow_responses" ["path", "reason"];
     /// Bytes of answers' bodies with their framing, by what carried them.

@@ -2,7 +2,7 @@
 //! no map.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use prometheus_client::metrics::counter::Counter;
@@ -29,6 +29,14 @@ pub struct PoolMetrics {
     pub(super) request_prompt_tokens: Histogram,
     pub(super) request_generation_tokens: Histogram,
     pub(super) scrape_failures: ByLabel<ScrapeFailure, Counter>,
+    pub(super) direct: OnceLock<Direct>,
+}
+
+/// What is counted of a pool that takes whole connections.
+#[derive(Debug, Default)]
+pub(super) struct Direct {
+    pub(super) fallbacks: Counter,
+    pub(super) stale: Counter,
 }
 
 impl PoolMetrics {
@@ -48,6 +56,7 @@ impl PoolMetrics {
             request_prompt_tokens: Histogram::new(powers_of_two(3, 20)),
             request_generation_tokens: Histogram::new(powers_of_two(0, 17)),
             scrape_failures: ByLabel::default(),
+            direct: OnceLock::new(),
         }
     }
 
@@ -91,6 +100,15 @@ impl PoolMetrics {
             self.request_generation_tokens.observe(tokens as f64);
         }
         self.gateway.finished(record);
+    }
+
+    /// Takes what the kernel has counted since the start, of a pool that takes whole connections:
+    /// those that the gateway got, and those that were given blindly.
+    pub fn direct(&self, fallbacks: u64, stale: u64) {
+        let direct = self.direct.get_or_init(Direct::default);
+        for (counter, now) in [(&direct.fallbacks, fallbacks), (&direct.stale, stale)] {
+            counter.inc_by(now.saturating_sub(counter.get()));
+        }
     }
 
     /// Counts a scrape of one of its pods that told nothing.

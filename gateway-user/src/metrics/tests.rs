@@ -98,6 +98,8 @@ fn what_is_unknown_is_absent() {
             "sluice_pod_adapters_active",
             "sluice_pod_signal_age_seconds",
             "sluice_pod_ready",
+            "sluice_direct_connections_total",
+            "sluice_direct_connections_open",
         ]
     );
     let own = ["sluice_pod_requests_in_flight", "sluice_pod_ready"];
@@ -263,6 +265,7 @@ fn metrics() -> Metrics {
             ),
         ];
         let sample = |(name, view): (&str, PodView)| PodSample {
+            direct: (name == "known").then_some((12, 3)),
             pool: "chat".into(),
             pod: name.into(),
             view,
@@ -278,6 +281,7 @@ fn full() -> Metrics {
     let pool = metrics.pool("chat");
     pool.set_models(["llama"]);
     pool.requested("llama");
+    pool.direct(4, 1);
     pool.scrape_failed(ScrapeFailure::Timeout);
     for &outcome in Outcome::ALL {
         pool.finished(&Record {
