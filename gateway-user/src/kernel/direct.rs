@@ -166,7 +166,7 @@ impl Direct {
         let all = listening::listening().map_err(SteerError::Listening)?;
         let alive: HashSet<u64> = all.iter().map(|socket| socket.cookie).collect();
         self.marked.retain(|cookie| alive.contains(cookie));
-        self.missed.retain(|cookie, (at, _)| alive.contains(cookie) && at.elapsed() < TRY_AGAIN);
+        self.missed.retain(|cookie, _| alive.contains(cookie));
         let pools = self.pools.clone();
         let mut states = Vec::with_capacity(pools.len());
         for (pods, pool) in pools.iter().zip(0..) {
@@ -198,7 +198,9 @@ impl Direct {
     }
 
     fn fetch(&mut self, slot: u32, socket: &Listening) -> Result<(), String> {
-        if let Some((_, why)) = self.missed.get(&socket.cookie) {
+        if let Some((at, why)) = self.missed.get(&socket.cookie)
+            && at.elapsed() < TRY_AGAIN
+        {
             return Err(why.clone());
         }
         let fetched = listening::fetch(socket).map_err(|missed| missed.to_string());
@@ -208,11 +210,14 @@ impl Direct {
         });
         match &done {
             Ok(()) => {
+                self.missed.remove(&socket.cookie);
                 self.marked.insert(socket.cookie);
             }
             Err(why) => {
-                warn!("the listening socket of {} is out of reach: {why}", socket.address);
-                self.missed.insert(socket.cookie, (Instant::now(), why.clone()));
+                let before = self.missed.insert(socket.cookie, (Instant::now(), why.clone()));
+                if before.is_none_or(|(_, before)| before != *why) {
+                    warn!("the listening socket of {} is out of reach: {why}", socket.address);
+                }
             }
         }
         done

@@ -87,22 +87,27 @@ pub(super) fn fetch(socket: &Listening) -> Result<OwnedFd, Missed> {
             }
         };
         for descriptor in descriptors.flatten() {
-            if fs::read_link(descriptor.path()).is_ok_and(|to| to.as_os_str() == link.as_str())
-                && let Some(number) =
-                    descriptor.file_name().to_str().and_then(|name| name.parse().ok())
-            {
-                match copy(pid, number) {
-                    Ok(copied) if cookie(&copied).is_ok_and(|found| found == socket.cookie) => {
-                        return Ok(copied);
-                    }
-                    // Closed meanwhile, and its number given to something else.
-                    Ok(_) => {}
-                    Err(error) if error.kind() == ErrorKind::PermissionDenied => denied = true,
-                    Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
-                        return Err(error.into());
-                    }
-                    Err(_) => {}
+            match fs::read_link(descriptor.path()) {
+                Ok(to) if to.as_os_str() == link.as_str() => {}
+                Ok(_) => continue,
+                Err(error) => {
+                    denied |= error.kind() == ErrorKind::PermissionDenied;
+                    continue;
                 }
+            }
+            let name = descriptor.file_name();
+            let Some(number) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            match copy(pid, number) {
+                Ok(copied) if cookie(&copied).is_ok_and(|found| found == socket.cookie) => {
+                    return Ok(copied);
+                }
+                // Closed meanwhile, and its number given to something else.
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => denied = true,
+                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                    return Err(error.into());
+                }
+                Err(_) => {}
             }
         }
     }

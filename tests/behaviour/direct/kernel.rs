@@ -80,8 +80,8 @@ fn the_gateway_gets_what_no_server_can_take() {
         let clients: Vec<_> = (0..20).map(|_| dial(DIALLED).unwrap()).collect();
         servers.extend(own.iter().map(|own| own.try_clone().unwrap()));
         let got = drain(&servers, 20);
-        // One in twenty misses the one that is there each time.
-        assert!(got[0] >= 15, "{got:?}");
+        // One in ten misses the one that is there each time.
+        assert!(got[0] >= 12, "{got:?}");
         servers.truncate(1);
         assert!(steering.direct().counters(pool).unwrap().retried > 0);
         close(servers);
@@ -128,7 +128,8 @@ fn ipv6_and_both_families() {
         // A server that takes no IPv6 is passed over.
         let clients: Vec<_> = (0..20).map(|_| dial("[fd09::1]:80").unwrap()).collect();
         let got = drain(&[both[0].try_clone().unwrap(), own[0].try_clone().unwrap()], 20);
-        assert!(got[0] >= 15 && nothing_waits(&v4[0]), "{got:?}");
+        assert!(got[0] >= 12 && nothing_waits(&v4[0]), "{got:?}");
+        steering.direct().publish(pool, 1000, &[fit(1000), fit(1000)]).unwrap();
         let more: Vec<_> = (0..20).map(|_| dial(DIALLED).unwrap()).collect();
         let got = [&both, &v4].map(|server| {
             let mut count = 0;
