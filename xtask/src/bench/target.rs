@@ -152,7 +152,7 @@ impl Target {
         // Writing to a string cannot fail.
         let _ = write!(config, "  schedulers:\n  - name: bench\n    modelName: {MODEL}\n");
         if self == Self::Steered {
-            config.push_str("    mode: connection\n");
+            config.push_str("    mode: connection\n    listener: http\n");
         }
         config.push_str("    pods:\n");
         for pod in pods {

@@ -107,13 +107,11 @@ const TESTS: &[&str] = &["kernel::", "steer::"];
 /// Of the data path, those that look at most of it in the least time.
 const PATH_TESTS: &[&str] = &[
     "flows::",
-    "datapath::local::every_framing",
-    "datapath::local::hundreds_of_requests",
-    "datapath::local::a_pod_in_another_namespace",
+    "datapath::local::answers_without_a_body",
+    "datapath::local::every_call_that_writes",
     "datapath::local::the_same_requests",
-    "datapath::splice::every_framing",
-    "datapath::splice::hundreds_of_requests",
-    "datapath::splice::a_pod_in_another_namespace",
+    "datapath::splice::answers_without_a_body",
+    "datapath::splice::every_call_that_writes",
     "datapath::splice::the_same_requests",
 ];
 
