@@ -2,7 +2,7 @@
 //! kept busy by it, others are served meanwhile, and when it reads again everything arrives.
 
 use std::io::{ErrorKind, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::process::Command;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use sluice_tests::pattern::Pattern;
 use sluice_tests::pod::{RawPod, Taken};
 use sluice_tests::script::{Script, ScriptPod};
 use sluice_tests::soak::{Pace, ScriptClient};
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::SockRef;
 
 use super::{Carrier, assert_nothing_left, exact, read_exact};
 
@@ -46,7 +46,7 @@ fn stalled(carrier: Carrier, count: usize) {
     let mut streams: Vec<TcpStream> = Vec::new();
     let mut writers: Vec<Writer> = (0..count)
         .map(|number| {
-            let mut client = connect_with_small_buffer(gateway.address);
+            let mut client = TcpStream::connect(gateway.address).unwrap();
             let body = chat("stalled", 1, true).to_string();
             let length = body.len();
             write!(
@@ -99,7 +99,7 @@ fn stalled(carrier: Carrier, count: usize) {
         .into_iter()
         .enumerate()
         .collect::<Vec<_>>()
-        .chunks(count.div_ceil(4))
+        .chunks(count.div_ceil(READERS))
         .map(|part| {
             let part: Vec<_> = part
                 .iter()
@@ -308,13 +308,6 @@ fn listen_with_small_buffer(listener: &TcpListener) {
     SockRef::from(listener).set_send_buffer_size(16 * 1024).unwrap();
 }
 
-fn connect_with_small_buffer(to: SocketAddr) -> TcpStream {
-    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
-    socket.set_recv_buffer_size(8 * 1024).unwrap();
-    socket.connect(&to.into()).unwrap();
-    socket.into()
-}
-
 /// Resident memory of a process, in bytes.
 fn rss(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -341,8 +334,10 @@ fn socket_memory(port: u16) -> u64 {
 const WINDOW: u64 = 256 * 1024;
 /// What sockets of pod and client, and the gateway's towards the pod, may hold of one answer, the
 /// daemon's one piece included.
-const BUFFERS: u64 = (32 + 16 + 64 + 64) * 1024;
-const EVENT: usize = 256;
+const BUFFERS: u64 = (64 + 64 + 32 + 64) * 1024;
+const EVENT: usize = 2000;
+/// Threads that read what had been left unread.
+const READERS: usize = 16;
 /// Events that are written one by one.
 const FIRST: usize = 10;
 /// Long enough for whatever moves to have moved.
