@@ -39,7 +39,9 @@ pub(super) fn pods_of_every_address_family(carrier: Carrier) {
             for (number, client) in clients.iter().enumerate() {
                 let mut client = ScriptClient::connect(*client);
                 for id in 0..3 {
-                    exact(&mut client, &Script::new(number as u32 * 10 + id, 20_000));
+                    // With pauses enough for a busy machine to hand over in one of them.
+                    let script = Script::new(number as u32 * 10 + id, 20_000);
+                    exact(&mut client, &Script { pauses: 500, ..script });
                 }
             }
             carrier.assert_moved(&gateway, 1000);
