@@ -32,6 +32,7 @@ pub struct Exclusive {
 pub struct DirectPools {
     all: Vec<DirectPool>,
     looked: Option<Instant>,
+    complained: bool,
 }
 
 /// One pool's share of [`DirectPools`].
@@ -108,7 +109,7 @@ impl DirectPools {
                  found only by looking: {unfit}"
             );
         }
-        let mut pools = Self { all, looked: None };
+        let mut pools = Self { all, looked: None, complained: false };
         pools.publish(steering).map_err(|error| error.to_string())?;
         for direct in &pools.all {
             info!(
@@ -137,13 +138,14 @@ impl DirectPools {
         if self.all.is_empty() {
             return Ok(());
         }
-        self.look(steering)?;
+        self.look(steering);
         self.count(steering)?;
         let now = Instant::now();
         for direct in &self.all {
             let most = direct.pool.most_score();
             let worth = |(status, socket): (PodStatus, &ServerSocket)| {
-                let held = *socket == ServerSocket::Held;
+                // What is not known to be missing may be there: the kernel passes over what is not.
+                let held = matches!(socket, ServerSocket::Held | ServerSocket::Unknown);
                 Worth {
                     score: Score::fixed(f64::from(status.score.unwrap_or_default() / most)),
                     ready: held && status.view.ready,
@@ -187,7 +189,7 @@ impl DirectPools {
                     given: counted.given,
                     open: counted.open,
                     trouble: match socket {
-                        ServerSocket::Held => None,
+                        ServerSocket::Held | ServerSocket::Unknown => None,
                         ServerSocket::NotListening => Some("nobody listens at its address".into()),
                         ServerSocket::OutOfReach(why) => {
                             Some(format!("its listening socket is out of reach: {why}"))
@@ -199,15 +201,26 @@ impl DirectPools {
     }
 
     /// Looks where the pods' sockets are, now and then.
-    fn look(&mut self, steering: &mut Steering) -> Result<(), SteerError> {
+    fn look(&mut self, steering: &mut Steering) {
         if self.looked.is_some_and(|at| at.elapsed() < LOOK) {
-            return Ok(());
+            return;
         }
         self.looked = Some(Instant::now());
-        for (direct, sockets) in self.all.iter_mut().zip(steering.direct().look()?) {
-            direct.sockets = sockets;
+        match steering.direct().look() {
+            Ok(all) => {
+                for (direct, sockets) in self.all.iter_mut().zip(all) {
+                    direct.sockets = sockets;
+                }
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.complained, true) {
+                    warn!("direct: model servers that run already are not found: {error}");
+                }
+                for direct in &mut self.all {
+                    direct.sockets.fill(ServerSocket::Unknown);
+                }
+            }
         }
-        Ok(())
     }
 }
 

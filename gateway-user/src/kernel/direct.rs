@@ -67,6 +67,8 @@ pub enum ServerSocket {
     NotListening,
     /// Somebody listens, but the socket cannot be had; the text says why.
     OutOfReach(String),
+    /// It is not known who listens: [`Direct::look`] has failed, or was not asked.
+    Unknown,
 }
 
 impl Direct {
