@@ -12,6 +12,7 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::{bpf_get_socket_cookie, bpf_sk_storage_get};
 use aya_ebpf::macros::sock_ops;
 use aya_ebpf::programs::SockOpsContext;
+use aya_log_ebpf::debug;
 use gateway_common::enrol::{Pair, Pairing, mapped};
 
 use crate::maps::{ACKED, CONNECTIONS, FLOWS, PAIRS, POD_CONNECTIONS, PODS, PORTS};
@@ -89,6 +90,7 @@ fn accepted(ctx: &SockOpsContext) {
     if PODS.update(connection.slot, unsafe { &mut *ctx.ops }, 0).is_err() {
         return;
     }
+    debug!(ctx, "slot {}: the pod is on this node", connection.slot);
     if let Some(flow) = FLOWS.get_ptr_mut(connection.slot) {
         // SAFETY: the kernel's half of the flow; no program carries on this connection yet.
         unsafe {

@@ -8,6 +8,7 @@ use aya_ebpf::bindings::sk_msg_md;
 use aya_ebpf::helpers::{bpf_loop, bpf_msg_pull_data, bpf_sk_storage_get};
 use aya_ebpf::macros::sk_msg;
 use aya_ebpf::programs::SkMsgContext;
+use aya_log_ebpf::debug;
 use gateway_common::flow::{Carried, Connection, HALF, LOCAL, Tail};
 use gateway_common::framing::Framing;
 use gateway_common::limits::{MESSAGE, STEPS};
@@ -27,7 +28,12 @@ pub fn local(ctx: SkMsgContext) -> u32 {
         value.cast::<Connection>().as_ref()
     };
     let Some(connection) = connection else { return SK_PASS };
-    carry(&Sent { ctx }, *connection).0
+    let sent = Sent { ctx };
+    let (verdict, changed) = carry(&sent, *connection);
+    if changed {
+        debug!(&sent.ctx, "slot {}: the pod's stream has changed hands", connection.slot);
+    }
+    verdict
 }
 
 struct Sent {

@@ -11,6 +11,7 @@ use aya_ebpf::helpers::{
 };
 use aya_ebpf::macros::stream_verdict;
 use aya_ebpf::programs::SkBuffContext;
+use aya_log_ebpf::debug;
 use gateway_common::flow::{Carried, Event, SPLICE, Tail};
 use gateway_common::framing::Framing;
 use gateway_common::limits::STEPS;
@@ -27,8 +28,10 @@ pub fn splice(ctx: SkBuffContext) -> u32 {
     // SAFETY: the pointer is to a value of the map. Should the daemon take it out meanwhile and another
     // connection's take its place, then the cookie of that flow's connection tells.
     let connection = unsafe { *connection };
-    let (verdict, changed) = carry(&Received { ctx }, connection);
+    let received = Received { ctx };
+    let (verdict, changed) = carry(&received, connection);
     if changed {
+        debug!(&received.ctx, "slot {}: the pod's stream has changed hands", connection.slot);
         // One record when a flow is taken and one when it comes back, and then none before the daemon has
         // offered it again: there is room for all of them.
         let _ = EVENTS.output(Event { connection }, 0);
