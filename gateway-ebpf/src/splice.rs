@@ -34,7 +34,7 @@ pub fn splice(ctx: SkBuffContext) -> u32 {
         debug!(&received.ctx, "slot {}: the pod's stream has changed hands", connection.slot);
         // One record when a flow is taken and one when it comes back, and then none before the daemon has
         // offered it again: there is room for all of them.
-        let _ = EVENTS.output(Event { connection }, 0);
+        let _ = EVENTS.output(Event { connection }, FORCE_WAKEUP);
     }
     verdict
 }
@@ -143,6 +143,9 @@ unsafe extern "C" fn scan_step(_: u32, scan: *mut core::ffi::c_void) -> i64 {
     });
     i64::from(!go_on)
 }
+
+/// Events are rare; none may wait for the next.
+const FORCE_WAKEUP: u64 = aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP as u64;
 
 /// The most that the kernel takes away at a time.
 const CUT_AT_ONCE: u32 = 4095;

@@ -101,7 +101,7 @@ const fn kernel(line: &'static str, archive: Archive, suite: &'static str) -> Ke
 }
 
 /// Modules of the behaviour tests that run on every kernel: those that use it.
-const TESTS: &[&str] = &["kernel::", "steer::"];
+const TESTS: &[&str] = &["kernel::", "steer::", "--skip", "direct::"];
 
 /// Modules that need a kernel which carries responses.
 /// Of the data path, those that look at most of it in the least time.
