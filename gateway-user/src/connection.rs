@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gateway_common::limits::WINDOW;
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
@@ -27,6 +29,8 @@ use crate::route::{self, Target};
 pub async fn serve(stream: TcpStream, exclusive: Option<&Exclusive>, worker: &Worker) {
     // Tokens are written as they come; waiting to fill a segment would delay each of them.
     let _ = stream.set_nodelay(true);
+    // A client that does not read costs a window, and not all that the system allows a send buffer.
+    let _ = SockRef::from(&stream).set_tcp_notsent_lowat(WINDOW as u32);
     let mut client = Client::new(stream);
     // A client that connects has something to say; only between requests may it take its time.
     let mut wait = worker.limits().header_timeout;
