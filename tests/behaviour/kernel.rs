@@ -111,6 +111,8 @@ fn two_capabilities_are_enough_and_each_is_needed() {
             "sock_ops",
             "bpf_loop",
             "ring_buffer",
+            "local",
+            "splice",
         ]);
     });
 }
