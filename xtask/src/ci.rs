@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::ensure;
 
-use crate::{lint, shell, test, verify_ebpf};
+use crate::{lint, shell, test, verify_ebpf, vm};
 
 /// Runs every step, whatever the earlier ones said, and names those that failed.
 ///
@@ -20,6 +20,15 @@ pub(crate) fn run() -> anyhow::Result<()> {
         let result;
         (totals, result) = test::execute(&options);
         result
+    });
+
+    steps.run("vm", || {
+        let options = vm::Options::default();
+        // An emulated processor is slow, and slower beside others: what fails is seen twice.
+        vm::run(&options).or_else(|error| {
+            shell::progress(format_args!("once more, as {error:#}"));
+            vm::run(&options)
+        })
     });
 
     let failed: Vec<_> = steps.done.iter().filter(|step| step.error.is_some()).collect();
