@@ -279,11 +279,15 @@ impl Carried {
         self.adopted = offer.turn;
         self.framing = Framing::from_parts(offer.framing);
         self.sent = offer.written;
+        // What the daemon wrote is on its way in messages that nobody counted, and so may be what was
+        // redirected to this client before.
+        let counted =
+            if self.client == offer.client { self.before.wrapping_add(self.since) } else { 0 };
+        self.before = if counted > limits::UNCOUNTED { counted } else { limits::UNCOUNTED };
+        self.since = 0;
         self.client = offer.client;
         self.mark = offer.written;
-        self.since = 0;
-        // What the daemon wrote is on its way in messages that nobody counted.
-        self.before = limits::UNCOUNTED;
+        self.reason = 0;
         true
     }
 

@@ -78,8 +78,9 @@ pub fn carry(message: &impl Message, connection: Connection) -> (u32, bool) {
             return (SK_PASS, was_kernel);
         }
         _ => {
+            let was_broken = carried.mode == BROKEN;
             carried.give_up();
-            return (SK_DROP, was_kernel);
+            return (SK_DROP, !was_broken);
         }
     }
     let size = message.size();

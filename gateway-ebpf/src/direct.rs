@@ -178,7 +178,7 @@ fn opened(ctx: &SockOpsContext) {
     }
     membership.counted = 1;
     let Some(live) = DIRECT_LIVE.get_ptr_mut(slot / MAX_PODS) else { return };
-    // SAFETY: as in `assign`.
+    // SAFETY: as in `direct`.
     if let Some(pod) = unsafe { (*live).pods.get_mut((slot % MAX_PODS) as usize) } {
         add(&mut pod.opened);
     }
@@ -199,7 +199,7 @@ fn changed(ctx: &SockOpsContext) {
     membership.counted = 0;
     let slot = membership.slot;
     let Some(live) = DIRECT_LIVE.get_ptr_mut(slot / MAX_PODS) else { return };
-    // SAFETY: as in `assign`.
+    // SAFETY: as in `direct`.
     if let Some(pod) = unsafe { (*live).pods.get_mut((slot % MAX_PODS) as usize) } {
         add(&mut pod.closed);
     }

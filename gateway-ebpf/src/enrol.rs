@@ -42,7 +42,7 @@ fn connected(ctx: &SockOpsContext) {
     // SAFETY: the context is the kernel's.
     let cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
     let Some(connection) = CONNECTIONS.get_ptr(&cookie) else { return };
-    // SAFETY: the daemon takes a connection out only when its socket is closed, which this one is not.
+    // SAFETY: the pointer is to a value of the map; a copy that is wrong has a generation that is over.
     let connection = unsafe { *connection };
     let ends = ends(ctx);
     let pair = Pair {

@@ -25,8 +25,8 @@ pub fn splice(ctx: SkBuffContext) -> u32 {
     // SAFETY: the context is the kernel's.
     let cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
     let Some(connection) = CONNECTIONS.get_ptr(&cookie) else { return SK_PASS };
-    // SAFETY: the pointer is to a value of the map. Should the daemon take it out meanwhile and another
-    // connection's take its place, then the cookie of that flow's connection tells.
+    // SAFETY: the pointer is to a value of the map, which the daemon takes out with the socket's end. Should
+    // another's take its place, then that flow's generation tells.
     let connection = unsafe { *connection };
     let received = Received { ctx };
     let (verdict, changed) = carry(&received, connection);

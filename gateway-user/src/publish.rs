@@ -61,7 +61,10 @@ impl Steered {
             Wanted::Off => (None, Some("turned off by kernel.steering".to_owned())),
             Wanted::Auto => match steer(gateway, bound, &mut direct) {
                 Ok(steering) => (Some(steering), None),
-                Err(reason) => (None, Some(reason)),
+                Err(reason) => {
+                    direct = DirectPools::default();
+                    (None, Some(reason))
+                }
             },
         };
         match &reason {

@@ -130,7 +130,7 @@ fn is_quiet(stream: &TcpStream) -> bool {
 
 /// Bytes of a stream that may wait for the daemon, which the kernel doubles for its own overhead: at 1 ms
 /// to the pod it lets over 100 MB/s pass.
-const RECEIVE_BUFFER: u32 = 128 * 1024;
+const RECEIVE_BUFFER: u32 = 64 * 1024;
 
 /// uvicorn, and with it vLLM and SGLang, closes idle connections after 5 s.
 const KEEP_IDLE: Duration = Duration::from_millis(3900);

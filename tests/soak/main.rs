@@ -120,12 +120,14 @@ fn left_over(gateway: &Gateway, servers: &[ScriptPod]) -> Result<(), String> {
     let deadline = Instant::now() + LEAVE;
     loop {
         let status = gateway.status();
-        let entries = |of: &str| status["flows"][of].as_u64().unwrap_or(0);
+        let flows = &status["flows"];
+        let empty = flows.is_null()
+            || ["connections", "pairs", "clients"].into_iter().all(|of| flows[of] == 0);
         let busy: u64 = servers.iter().map(ScriptPod::busy).sum();
         let none = status["connections"] == 0
             && status["buffered_bytes"] == 0
             && pods(&status).all(|pod| pod["in_flight"] == 0)
-            && ["armed", "pairs", "clients"].into_iter().all(|table| entries(table) == 0)
+            && empty
             && busy == 0;
         if none {
             break;

@@ -67,7 +67,7 @@ enum Task {
     /// Compile the kernel programs into the object that is checked in.
     #[command(after_help = "Example: cargo xtask build-ebpf")]
     BuildEbpf,
-    /// Run all that CI runs: lint, verify-ebpf, test. Every step runs; what failed is named last.
+    /// Run all that CI runs: lint, verify-ebpf, test, vm. Every step runs; what failed is named last.
     #[command(after_help = "Example: cargo xtask ci")]
     Ci,
     /// Show the gateway at work on this machine, with simulated model servers.

@@ -245,6 +245,9 @@ impl Carrier for Splice<'_> {
                 Socket::Lost => return Err(io::ErrorKind::NotConnected.into()),
             }
             let offers = &mut self.offers;
+            if offers.link.is_broken() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
             if !offers.link.is_carrying()
                 && let Some(returned) = offers.take_back()
             {

@@ -194,7 +194,9 @@ pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Deliv
         let settled = timeout(pause, carrier.settle(writer.sent(), writer.socket()));
         tokio::select! {
             biased;
-            _ = settled => {}
+            settled = settled => if settled.is_err() {
+                end = end.or(Some(Outcome::ClientGone));
+            },
             () = watch.gone() => end = end.or(Some(Outcome::ClientGone)),
         }
     }

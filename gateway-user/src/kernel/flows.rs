@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 
 use aya::Ebpf;
 use aya::maps::{HashMap, MapData, MapError, SockHash};
-use gateway_common::enrol::{Pair, Pairing, mapped};
+use gateway_common::enrol::{MAX_PORTS, Pair, Pairing, mapped};
 use gateway_common::flow::{
-    Carried, Connection, Flow, KERNEL, LOCAL, MAX_FLOWS, Offer, SPLICE, Tail,
+    BROKEN, Carried, Connection, Flow, KERNEL, LOCAL, MAX_CLIENTS, MAX_FLOWS, Offer, SPLICE, Tail,
 };
 use gateway_common::framing::Framing;
-use gateway_common::limits::{SEND_BUFFER, WINDOW};
+use gateway_common::limits::SEND_BUFFER;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use parking_lot::Mutex;
 use socket2::SockRef;
@@ -91,15 +91,26 @@ pub struct Usage {
 /// No link could be made.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// Every slot is in use.
-    #[error("all {MAX_FLOWS} slots for streams are in use")]
+    /// Every slot is in use, or every entry for clients.
+    #[error("the kernel's tables are full: {MAX_FLOWS} streams, {MAX_CLIENTS} clients")]
     Full,
     /// The kernel refused.
     #[error("the kernel refused: {0}")]
-    Map(#[from] MapError),
+    Map(MapError),
     /// A socket could not be asked or set up.
     #[error("{0}")]
     Io(#[from] io::Error),
+}
+
+impl From<MapError> for LinkError {
+    fn from(error: MapError) -> Self {
+        match &error {
+            MapError::SyscallError(call) if call.io_error.raw_os_error() == Some(libc::E2BIG) => {
+                Self::Full
+            }
+            _ => Self::Map(error),
+        }
+    }
 }
 
 struct Inner {
@@ -169,7 +180,7 @@ impl Flows {
         let upstreams: SockHash<_, u32> = load::take(&mut ebpf, "UPSTREAMS")?;
         let pods: SockHash<_, u32> = load::take(&mut ebpf, "PODS")?;
         let mut known: HashMap<_, u32, u32> = load::take(&mut ebpf, "PORTS")?;
-        for port in ports {
+        for port in ports.iter().take(MAX_PORTS as usize) {
             let failed = |error| Unfit::map("tell the programs the gateway's ports", error);
             known.insert(u32::from(*port), 0, 0).map_err(failed)?;
         }
@@ -250,8 +261,6 @@ impl Flows {
         let inner = &self.inner;
         let cookie = SockRef::from(socket).cookie()?;
         socket::set_send_buffer(socket, SEND_BUFFER)?;
-        // What the daemon writes waits in the socket no further than what the kernel may send.
-        SockRef::from(socket).set_tcp_notsent_lowat(WINDOW as u32)?;
         // Should more be acknowledged before the entry is there, it is told the next time.
         let acked = socket::acknowledged(socket)?;
         inner.acked.lock().insert(cookie, acked, 0)?;
@@ -292,14 +301,14 @@ impl std::fmt::Debug for Flows {
 
 impl Link {
     /// Finds out how the kernel can carry this connection's responses, now that `socket` is connected. Called
-    /// again later it may find a pod's end that had not been there yet.
+    /// once.
     pub fn settle(&mut self, socket: &impl AsFd) -> Result<Option<Path>, LinkError> {
         if self.path.is_some() {
             return Ok(self.path);
         }
         let flows = &self.flows;
         let enrolled = flows.local.load(Ordering::Relaxed) && self.carried().enrolled != 0;
-        if !enrolled && self.pair.is_none() {
+        if !enrolled {
             let of = SockRef::from(socket);
             let ends = (of.local_addr()?.as_socket(), of.peer_addr()?.as_socket());
             if let (Some(gateway), Some(pod)) = ends {
@@ -352,6 +361,11 @@ impl Link {
     /// Whether the kernel has taken the last offer.
     pub fn is_taken(&self) -> bool {
         self.turn != 0 && self.carried().adopted == self.turn
+    }
+
+    /// Whether the connection has fallen silent, as bytes could neither be sent nor passed.
+    pub fn is_broken(&self) -> bool {
+        self.carried().mode == BROKEN
     }
 
     /// Whether the kernel is carrying.
@@ -408,9 +422,25 @@ impl Drop for Link {
         let flows = &self.flows;
         // What is not there needs no removal.
         let _ = flows.connections.lock().remove(&self.cookie);
-        if let Some(pair) = &self.pair {
-            let _ = flows.pairs.lock().remove(pair);
+        let mut pairs = flows.pairs.lock();
+        match &self.pair {
+            Some(pair) => {
+                let _ = pairs.remove(pair);
+            }
+            // The connection was given up before it was settled, so that its addresses are not known: rare.
+            None if self.path.is_none() => {
+                let mine = |(pair, of): (Pair, Pairing)| {
+                    (of.connection == self.connection).then_some(pair)
+                };
+                let found: Vec<Pair> = pairs.iter().flatten().filter_map(mine).collect();
+                for pair in found {
+                    let _ = pairs.remove(&pair);
+                }
+            }
+            // The program took it out when it found the pod.
+            None => {}
         }
+        drop(pairs);
         flows.slots.lock().give_back(self.connection, Instant::now());
     }
 }

@@ -5,8 +5,8 @@
 //! what does not work says why ([`Unfit`], [`Feature`]).
 //!
 //! Calls here are system calls, some of which wait for the kernel; they belong on a thread of their
-//! own, never on a worker. Programs and maps live as long as the value that holds them: nothing is
-//! pinned.
+//! own, never on a worker. Those of [`Flows`] do not wait. Programs and maps live as long as the value
+//! that holds them: nothing is pinned.
 
 mod direct;
 mod events;

@@ -66,7 +66,7 @@ fn stalled(carrier: Carrier, count: usize) {
     let pods = Pods::start(writers);
     pods.wait_stuck();
     let written = pods.written();
-    let (spins, ticks) = (pods.spins(), ticks(gateway.pid()));
+    let (spins, wakeups) = (pods.spins(), wakeups(gateway.pid()));
     thread::sleep(PAUSE);
     let most = count as u64 * (WINDOW + BUFFERS);
     assert!(
@@ -76,9 +76,11 @@ fn stalled(carrier: Carrier, count: usize) {
     assert!(written >= count as u64 * 64 * 1024, "{written} bytes are not even the buffers");
     let spun = pods.spins() - spins;
     assert!(spun <= count as u64, "the pod was told {spun} times to write what was not taken");
-    // Hundredths of a second of processor time, of two processors and one second.
-    let busy = self::ticks(gateway.pid()) - ticks;
-    assert!(busy < 50, "the daemon is busy with clients that do nothing: {busy} ticks");
+    let woken = self::wakeups(gateway.pid()) - wakeups;
+    assert!(
+        woken < 1000 + count as u64,
+        "the daemon woke {woken} times for clients that do nothing"
+    );
     let grown = rss(gateway.pid()).saturating_sub(rss_before);
     let allowed = 20_000_000 + count as u64 * 80_000;
     assert!(grown < allowed, "the daemon has grown by {grown} bytes for {count} clients");
@@ -315,11 +317,17 @@ fn rss(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// Processor time of a process, in hundredths of a second.
-fn ticks(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let (_, fields) = stat.rsplit_once(") ").unwrap();
-    fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
+/// How often the threads of a process have gone to sleep.
+fn wakeups(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks
+        .filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok())
+        .filter_map(|status| {
+            let count =
+                status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            count?.trim().parse::<u64>().ok()
+        })
+        .sum()
 }
 
 /// What the kernel holds of bytes that are to be sent to clients, in bytes.

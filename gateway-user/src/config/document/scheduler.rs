@@ -174,7 +174,7 @@ pub struct Metrics {
     /// The path.
     #[schemars(length(min = 1, max = 1024), extend("format" = "path"))]
     pub path: String,
-    /// Pause between scrapes of a busy pod.
+    /// Pause between scrapes of a busy pod; up to ten times that while no request is placed in its pool.
     #[schemars(extend("x-minimum" = "10ms", "x-maximum" = "1m"))]
     pub busy_interval: KubeDuration,
     /// Pause between scrapes of an idle pod; not below `busyInterval`.
