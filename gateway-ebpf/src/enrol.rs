@@ -142,7 +142,8 @@ fn ends(ctx: &SockOpsContext) -> Ends {
             let field = field.cast::<u32>();
             [word(field), word(field.add(1)), word(field.add(2)), word(field.add(3))]
         };
-        let (local4, remote4) = (word(&raw const (*ops).local_ip4), word(&raw const (*ops).remote_ip4));
+        let (local4, remote4) =
+            (word(&raw const (*ops).local_ip4), word(&raw const (*ops).remote_ip4));
         let (local6, remote6) =
             (words(&raw const (*ops).local_ip6), words(&raw const (*ops).remote_ip6));
         let v6 = word(&raw const (*ops).family) == AF_INET6;

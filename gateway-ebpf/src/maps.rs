@@ -87,8 +87,7 @@ pub static PORTS: HashMap<u32, u32, { MAX_PORTS as usize }, { NO_PREALLOC }> = H
 pub static EVENTS: RingBuf<Event, { EVENT_BYTES }> = RingBuf::new();
 
 /// A record has a header of 8 bytes, and there are two at most for each flow; a power of two.
-const EVENT_BYTES: usize =
-    (2 * MAX_FLOWS as usize * (8 + size_of::<Event>())).next_power_of_two();
+const EVENT_BYTES: usize = (2 * MAX_FLOWS as usize * (8 + size_of::<Event>())).next_power_of_two();
 
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 

@@ -6,9 +6,7 @@
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::bindings::sk_action::SK_PASS;
-use aya_ebpf::helpers::{
-    bpf_get_socket_cookie, bpf_loop, bpf_skb_adjust_room, bpf_skb_load_bytes,
-};
+use aya_ebpf::helpers::{bpf_get_socket_cookie, bpf_loop, bpf_skb_adjust_room, bpf_skb_load_bytes};
 use aya_ebpf::macros::stream_verdict;
 use aya_ebpf::programs::SkBuffContext;
 use aya_log_ebpf::debug;
@@ -63,9 +61,8 @@ impl Message for Received {
             }
             let count = if repeated < CUT_AT_ONCE { repeated } else { CUT_AT_ONCE };
             // SAFETY: the context is the kernel's. A negative number takes bytes from the front.
-            let failed = unsafe {
-                bpf_skb_adjust_room(self.ctx.skb.skb.cast(), -(count as i32), 0, 0)
-            };
+            let failed =
+                unsafe { bpf_skb_adjust_room(self.ctx.skb.skb.cast(), -(count as i32), 0, 0) };
             if failed != 0 {
                 break;
             }
@@ -95,9 +92,8 @@ impl Message for Received {
     fn words(&self, at: u32) -> Option<(u64, u64)> {
         let mut words = [0_u64; 2];
         // SAFETY: 16 bytes of this stack.
-        let loaded = unsafe {
-            bpf_skb_load_bytes(self.ctx.as_ptr(), at, words.as_mut_ptr().cast(), 16)
-        };
+        let loaded =
+            unsafe { bpf_skb_load_bytes(self.ctx.as_ptr(), at, words.as_mut_ptr().cast(), 16) };
         (loaded == 0).then_some((words[0], words[1]))
     }
 
@@ -137,8 +133,7 @@ unsafe extern "C" fn scan_step(_: u32, scan: *mut core::ffi::c_void) -> i64 {
     let go_on = step(carried, size, |position| {
         let mut byte = 0_u8;
         // SAFETY: a byte of this stack.
-        let loaded =
-            unsafe { bpf_skb_load_bytes(skb.cast(), position, (&raw mut byte).cast(), 1) };
+        let loaded = unsafe { bpf_skb_load_bytes(skb.cast(), position, (&raw mut byte).cast(), 1) };
         (loaded == 0).then_some(byte)
     });
     i64::from(!go_on)
