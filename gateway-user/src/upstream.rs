@@ -39,9 +39,6 @@ pub enum Use {
 pub struct Upstream {
     /// The socket.
     pub stream: TcpStream,
-    /// It has carried a request before: if it fails before a byte of the answer, the pod may just have
-    /// closed it, and the request may be sent again on a new one.
-    pub reused: bool,
     /// Bytes read from it since it was made.
     pub received: u64,
     /// Its link, or why it has none.
@@ -68,7 +65,7 @@ impl Upstreams {
         let kept = idle.get_mut(&(pod.id, usage))?;
         while let Some(Idle { upstream, since }) = kept.pop() {
             if now.saturating_duration_since(since) < KEEP_IDLE && is_quiet(&upstream.stream) {
-                return Some(Upstream { reused: true, ..upstream });
+                return Some(upstream);
             }
         }
         None
@@ -104,7 +101,7 @@ impl Upstreams {
         if let Some(paths) = paths {
             link = link.and_then(|link| paths.settle(link, &stream));
         }
-        Ok(Upstream { stream, reused: false, received: 0, link })
+        Ok(Upstream { stream, received: 0, link })
     }
 
     /// Keeps a connection whose response was complete.
@@ -150,7 +147,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (far, _) = listener.accept().await.unwrap();
-        (Upstream { stream: near, reused: false, received: 0, link: Err(PathReason::Short) }, far)
+        (Upstream { stream: near, received: 0, link: Err(PathReason::Short) }, far)
     }
 
     fn pods() -> Vec<Arc<Pod>> {
@@ -169,7 +166,6 @@ mod tests {
         let kept = upstreams
             .idle(&pods[0], Use::Answers, now + KEEP_IDLE - Duration::from_millis(1))
             .unwrap();
-        assert!(kept.reused);
         assert_eq!(kept.stream.local_addr().unwrap(), address);
         assert!(upstreams.idle(&pods[0], Use::Answers, now).is_none(), "it was taken");
         upstreams.keep(pods[0].id, Use::Answers, kept, now);

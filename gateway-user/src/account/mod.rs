@@ -53,9 +53,9 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
         status: exchange.status,
         outcome: exchange.outcome,
         rejection: exchange.rejection,
-        flow: exchange.path,
-        relayed_bytes: exchange.bytes.relayed,
-        carried_bytes: exchange.carried,
+        flow: exchange.flow.map(|(plan, bytes)| plan.outcome(bytes)),
+        relayed_bytes: exchange.flow.map_or(0, |(_, bytes)| bytes.relayed),
+        carried_bytes: exchange.flow.and_then(|(plan, bytes)| Some((plan.path()?, bytes.carried))),
         duration: now.saturating_duration_since(started),
         ttft: exchange.stream.then(|| between(Some(started), exchange.first_received)).flatten(),
         decode: exchange

@@ -11,31 +11,12 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::account::tail::Tail;
 use crate::client::{Writer, has_left};
 use crate::flow::carrier::{Carrier, Returned};
-use crate::flow::head::{ClientSide, ResponseHead};
+use crate::flow::head::ClientSide;
 use crate::flow::path::Bytes;
-use crate::flow::send::Watch;
+use crate::flow::send::{Begun, Watch};
 use crate::listen::Worker;
 use crate::metrics::Outcome;
 use crate::upstream::Upstream;
-
-/// An answer whose content has begun, apart from the connection that it comes on.
-#[derive(Debug)]
-pub struct Begun {
-    /// Its head.
-    pub head: ResponseHead,
-    /// What has arrived of the body, with its framing.
-    pub body: Vec<u8>,
-    /// Where the framing stands behind it.
-    pub framing: Framing,
-    /// Bytes came behind the body's end.
-    pub excess: bool,
-    /// The last payload so far.
-    pub tail: Tail,
-    /// The connection has ended, and with it the body.
-    pub closed: bool,
-    /// When the last bytes of `body` came.
-    pub received: Instant,
-}
 
 /// Where an answer goes.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use crate::admit;
 use crate::client::{Client, Writer};
 use crate::error::Refusal;
 use crate::flow::carrier::{Local, Relay, Splice};
-use crate::flow::carry::{Begun, Delivered, To, carry};
+use crate::flow::carry::{Delivered, To, carry};
 use crate::flow::head::ClientSide;
 use crate::flow::hold::Trouble;
 use crate::flow::path::{Bytes, Plan, Response};
@@ -30,7 +30,7 @@ use crate::flow::send::{Answer, Failure, Watch};
 use crate::gateway::Memory;
 use crate::kernel;
 use crate::listen::Worker;
-use crate::metrics::{Outcome, Path, PathReason, Rejection};
+use crate::metrics::{Outcome, Rejection};
 use crate::pool::{Ask, Place, Pod, PodId, Pool};
 use crate::schedule::NoPod;
 use crate::upstream::Use;
@@ -63,12 +63,8 @@ pub struct Exchange {
     pub status: u16,
     /// Why the pool sent it away, if it did.
     pub rejection: Option<Rejection>,
-    /// What carried the answer, and why that.
-    pub path: Option<(Path, PathReason)>,
-    /// Which way the bytes of its body went.
-    pub bytes: Bytes,
-    /// Those that the kernel carried, and along which path.
-    pub carried: Option<(Path, u64)>,
+    /// Which way the answer was to go, and how its bytes went.
+    pub flow: Option<(Plan, Bytes)>,
     /// The client's connection can carry another request.
     pub keep_alive: bool,
     /// The pod that answered, or was asked last.
@@ -196,12 +192,12 @@ fn note(pool: &Pool, place: &Place, failure: &Result<Answer, Failure>) {
         Ok(Answer { trouble: Some(Trouble::Stopping), .. }) => {
             pool.eject(pod.id, "its engine is stopping or dead", false, now);
         }
-        Ok(Answer { head, trouble, .. }) => {
+        Ok(Answer { begun, trouble, .. }) => {
             // Being full says nothing about the pod's health.
             if matches!(trouble, Some(Trouble::Broken | Trouble::Failed)) {
                 pod.failed();
             }
-            debug!(pool = %pool.name, pod = %pod.name, status = head.status, "pod refused a request");
+            debug!(pool = %pool.name, pod = %pod.name, status = begun.head.status, "pod refused a request");
             return;
         }
         Err(Failure::Connect(error)) => {
@@ -261,12 +257,13 @@ async fn pass(
     let usage = request.usage();
     let Request { side, head, body, reserved, .. } = request;
     drop((head, body, reserved));
-    let (status, stream) = (answer.head.status, answer.head.event_stream);
-    let (sent, first_received) = (answer.sent, answer.received);
+    let Answer { mut upstream, begun, trouble, sent } = answer;
+    let (status, stream, first_received) =
+        (begun.head.status, begun.head.event_stream, begun.received);
     // What was wrong before the content has been counted.
-    let was_fine = answer.trouble.is_none();
-    let Answer { mut upstream, head, body, framing, excess, tail, closed, received, .. } = answer;
-    let response = Response { event_stream: stream, unchanged: !(head.chunked && side.http10) };
+    let was_fine = trouble.is_none();
+    let unchanged = !(begun.head.chunked && side.http10);
+    let response = Response { event_stream: stream, unchanged };
     let mut plan = Plan::new(response, upstream.link.as_ref().map_err(|reason| *reason));
     if let Plan::Kernel(_) = plan
         && client.receiver.is_none()
@@ -276,7 +273,6 @@ async fn pass(
             Err(reason) => plan = Plan::Relay(reason),
         }
     }
-    let begun = Begun { head, body, framing, excess, tail, closed, received };
     let Client { stream: socket, input, sent: counted, receiver, .. } = &mut *client;
     let (reader, half) = socket.split();
     let watch = Watch { reader, input, scratch: &worker.scratch };
@@ -314,9 +310,7 @@ async fn pass(
         outcome,
         status,
         rejection: None,
-        path: Some(plan.outcome(bytes)),
-        bytes,
-        carried: plan.path().map(|path| (path, bytes.carried)),
+        flow: Some((plan, bytes)),
         keep_alive,
         pod: Some(Arc::clone(&place.pod)),
         retries: retries as u32,
@@ -343,9 +337,7 @@ impl Exchange {
             outcome,
             status: 0,
             rejection: None,
-            path: None,
-            bytes: Bytes::default(),
-            carried: None,
+            flow: None,
             keep_alive: false,
             pod: pod.cloned(),
             retries: retries as u32,

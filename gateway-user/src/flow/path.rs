@@ -5,6 +5,7 @@
 
 use std::os::fd::AsFd;
 
+use gateway_common::enrol::MAX_PORTS;
 use gateway_common::flow::TakenBack;
 use tracing::{debug, info, warn};
 
@@ -92,14 +93,14 @@ impl Paths {
                 paths.test(path);
             }
         }
+        if ports.len() > MAX_PORTS as usize {
+            warn!(
+                "clients arrive on {} ports; what the first {MAX_PORTS} get may be carried by the kernel",
+                ports.len()
+            );
+        }
         paths.say();
         paths
-    }
-
-    /// No path but the relay.
-    pub fn none() -> Self {
-        let off = || Some(Off::new(PathReason::Off, "not asked for"));
-        Self { flows: None, local: off(), splice: off() }
     }
 
     /// A path that does not deliver is not used.

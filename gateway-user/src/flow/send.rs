@@ -21,6 +21,17 @@ use crate::upstream::{Upstream, Use};
 pub struct Answer {
     /// The connection that it comes from.
     pub upstream: Upstream,
+    /// What has come of it.
+    pub begun: Begun,
+    /// Why another pod may do better.
+    pub trouble: Option<Trouble>,
+    /// When the request had been written.
+    pub sent: Instant,
+}
+
+/// What has come of a response, apart from the connection that it comes on.
+#[derive(Debug)]
+pub struct Begun {
     /// Its head.
     pub head: ResponseHead,
     /// What has arrived of the body, with its framing, up to the body's end.
@@ -33,10 +44,6 @@ pub struct Answer {
     pub tail: Tail,
     /// The connection has ended, and with it the body.
     pub closed: bool,
-    /// Why another pod may do better.
-    pub trouble: Option<Trouble>,
-    /// When the request had been written.
-    pub sent: Instant,
     /// When the last bytes of `body` came.
     pub received: Instant,
 }
@@ -159,18 +166,16 @@ async fn attempt(
             return Err(Failure::Nonsense("an answer without a head".into()));
         };
         head.reusable &= !early;
-        return Ok(Answer {
-            upstream: Upstream { received, ..upstream },
+        let begun = Begun {
             head,
             body: held.raw,
             framing: held.framing,
             excess: held.excess,
             tail: held.tail,
             closed: held.closed,
-            trouble,
-            sent,
             received: Instant::now(),
-        });
+        };
+        return Ok(Answer { upstream: Upstream { received, ..upstream }, begun, trouble, sent });
     }
 }
 

@@ -137,7 +137,7 @@ labels! {
         Tls = "tls",
         /// The client or the pod speaks HTTP/2.
         Http2 = "http2",
-        /// The answer is not a stream, or was over before the kernel could take it.
+        /// The answer is not a stream that was asked for, or was over before the kernel could take it.
         Short = "short",
         /// The answer must be changed on its way.
         Rewritten = "rewritten",
