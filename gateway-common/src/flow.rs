@@ -14,6 +14,7 @@
 //! the connection's whole life, so there is no moment at which they are set back.
 
 use core::mem::offset_of;
+use core::sync::atomic::{Ordering, compiler_fence};
 
 use crate::framing::Framing;
 use crate::limits;
@@ -86,10 +87,9 @@ pub struct Carried {
     /// Messages redirected since then, and in the stretch before.
     since: u32,
     before: u32,
-    /// The turn of the last offer that was taken; 0 is none.
-    pub adopted: u32,
-    /// [`RELAY`], [`KERNEL`] or [`BROKEN`].
-    pub mode: u32,
+    /// The turn of the last offer that was taken, and above it the mode: one word, as the daemon must not see
+    /// the one as of before a message and the other as of after it.
+    hand: u64,
     /// Why the flow went back to the daemon the last time: a [`TakenBack`] as number.
     pub reason: u32,
     /// The connection in this slot.
@@ -103,6 +103,19 @@ pub struct Carried {
     pub payload: u32,
     /// The sequence number of the connection's next byte, where it is known.
     pub expected: u32,
+}
+
+/// What has become of the daemon's last offer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Standing {
+    /// It was not taken, or none was made: what comes is the daemon's.
+    Waiting,
+    /// The kernel carries on from it.
+    Carrying,
+    /// The kernel took it, and has given the flow back: nothing changes before the next offer.
+    Returned,
+    /// The connection has fallen silent, as bytes could neither be sent nor passed.
+    Broken,
 }
 
 /// Why a flow went back to the daemon.
@@ -197,8 +210,7 @@ impl Flow {
                 mark: 0,
                 since: 0,
                 before: 0,
-                adopted: 0,
-                mode: RELAY,
+                hand: RELAY as u64,
                 reason: 0,
                 generation,
                 enrolled: 0,
@@ -260,23 +272,18 @@ const fn mix(seal: u64, word: u64) -> u64 {
 }
 
 impl Carried {
-    /// A message of `size` bytes has come. `true`: it may be redirected, if there is credit and its
-    /// framing fits. `false`: it has been counted as passed.
+    /// A message of `size` bytes has come while the daemon relays. `true`: the offer was taken, and the message may
+    /// be redirected, if there is credit and its framing fits. `false`: it has been counted as passed.
     #[inline(always)]
     pub fn arrive(&mut self, offer: &Offer, path: u32, size: u32) -> bool {
-        if self.mode == KERNEL {
-            return true;
-        }
         let caught_up = offer.relayed == self.passed
-            && offer.turn != self.adopted
+            && offer.turn != self.adopted()
             && offer.path == path
             && offer.is_sealed(self.generation);
         if !caught_up {
             self.passed = self.passed.wrapping_add(size as u64);
             return false;
         }
-        self.mode = KERNEL;
-        self.adopted = offer.turn;
         self.framing = Framing::from_parts(offer.framing);
         self.sent = offer.written;
         // What the daemon wrote is on its way in messages that nobody counted, and so may be what was
@@ -288,7 +295,39 @@ impl Carried {
         self.client = offer.client;
         self.mark = offer.written;
         self.reason = 0;
+        self.hand_over(offer.turn, KERNEL);
         true
+    }
+
+    /// The turn of the last offer that was taken; 0 is none.
+    #[inline(always)]
+    pub const fn adopted(&self) -> u32 {
+        self.hand as u32
+    }
+
+    /// [`RELAY`], [`KERNEL`] or [`BROKEN`].
+    #[inline(always)]
+    pub const fn mode(&self) -> u32 {
+        (self.hand >> 32) as u32
+    }
+
+    /// What has become of the offer of this turn, the daemon's last.
+    pub const fn standing(&self, turn: u32) -> Standing {
+        match self.mode() {
+            BROKEN => Standing::Broken,
+            _ if turn == 0 || self.adopted() != turn => Standing::Waiting,
+            KERNEL => Standing::Carrying,
+            _ => Standing::Returned,
+        }
+    }
+
+    /// Once the daemon sees it, all else that belongs to it must be there.
+    #[inline(always)]
+    fn hand_over(&mut self, adopted: u32, mode: u32) {
+        compiler_fence(Ordering::Release);
+        let hand = adopted as u64 | (mode as u64) << 32;
+        // SAFETY: the reference is to an aligned number. Volatile, so that it is one store and stays one.
+        unsafe { core::ptr::write_volatile(&raw mut self.hand, hand) };
     }
 
     /// How many of a segment's first bytes have been seen already, as it covers the sequence numbers from
@@ -316,8 +355,8 @@ impl Carried {
     /// The message is as good as lost, and with it all that follows.
     #[inline(always)]
     pub fn give_up(&mut self) {
-        self.mode = BROKEN;
         self.reason = TakenBack::Refused as u32;
+        self.hand_over(self.adopted(), BROKEN);
     }
 
     /// Whether the client, having acknowledged `acked` bytes, may be sent a message of `size` bytes more.
@@ -347,9 +386,9 @@ impl Carried {
     /// The message, and what follows, goes to the daemon.
     #[inline(always)]
     pub fn take_back(&mut self, size: u32, reason: TakenBack) {
-        self.mode = RELAY;
         self.reason = reason as u32;
         self.passed = self.passed.wrapping_add(size as u64);
+        self.hand_over(self.adopted(), RELAY);
     }
 }
 
@@ -461,7 +500,11 @@ const _: () = {
     assert!(offset_of!(Offer, turn) == 48 && offset_of!(Offer, seal) == 56);
     assert!(offset_of!(Flow, carried) == 64 && size_of::<Flow>() == 192);
     assert!(offset_of!(Carried, framing) == 24 && offset_of!(Carried, client) == 48);
-    assert!(offset_of!(Carried, since) == 72 && offset_of!(Carried, position) == 100);
+    assert!(
+        offset_of!(Carried, since) == 72
+            && offset_of!(Carried, hand) == 80
+            && offset_of!(Carried, position) == 100
+    );
     assert!(offset_of!(Carried, payload) == 104 && size_of::<Carried>() == 112);
     assert!(size_of::<Tail>() == 72 + 3 * HALF && Tail::BYTES == 72);
     assert!(HALF.is_power_of_two());

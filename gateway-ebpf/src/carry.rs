@@ -55,43 +55,43 @@ pub enum Seen {
 /// Decides about `message`, which came on `connection`. Returns the verdict, and whether the flow has
 /// changed hands with it.
 #[inline(always)]
-pub fn carry(message: &impl Message, connection: Connection) -> (u32, bool) {
+pub fn carry<M: Message>(message: &M, connection: Connection) -> (u32, bool) {
     let Some(flow) = FLOWS.get_ptr_mut(connection.slot) else { return (SK_PASS, false) };
-    // SAFETY: the pointer is to a value that lives as long as the map. The daemon writes the offer while
-    // this reads it, so it is read as words and believed only when its seal fits.
-    let offer = unsafe { offer(&raw const (*flow).offer) };
-    // SAFETY: only this program writes this half, and the connection's lock is held while it runs.
+    // SAFETY: the pointer is to a value that lives as long as the map. Only this program writes this half, and the connection's lock is held while it runs.
     let carried = unsafe { &mut (*flow).carried };
     if carried.generation != connection.generation {
         return (SK_PASS, false);
     }
-    let path = path(message);
     // What the pod's end shows is not counted again where it arrives.
-    if (carried.enrolled != 0) != (path == LOCAL) {
+    if (carried.enrolled != 0) != (M::PATH == LOCAL) {
         return (SK_PASS, false);
     }
-    let was_kernel = carried.mode == KERNEL;
+    let was_kernel = carried.mode() == KERNEL;
     match message.unseen(carried) {
-        Ok(()) if carried.mode != BROKEN => {}
-        Err(Seen::Unknown) if carried.mode != BROKEN => {
+        Ok(()) if carried.mode() != BROKEN => {}
+        Err(Seen::Unknown) if carried.mode() != BROKEN => {
             carried.take_back(message.size(), TakenBack::Refused);
             return (SK_PASS, was_kernel);
         }
         _ => {
-            let was_broken = carried.mode == BROKEN;
+            let was_broken = carried.mode() == BROKEN;
             carried.give_up();
             return (SK_DROP, !was_broken);
         }
     }
     let size = message.size();
-    let turn = carried.adopted;
-    if !carried.arrive(&offer, path, size) {
-        return (SK_PASS, false);
+    let taken = carried.mode() != KERNEL;
+    if taken {
+        // SAFETY: as above. The daemon writes the offer while this reads it, so it is read as words and
+        // believed only when its seal fits.
+        let offer = unsafe { offer(&raw const (*flow).offer) };
+        if !carried.arrive(&offer, M::PATH, size) {
+            return (SK_PASS, false);
+        }
     }
     let Some(tail) = TAILS.get_ptr_mut(connection.slot) else { return (SK_DROP, false) };
     // SAFETY: as for `carried`.
     let tail = unsafe { &mut *tail };
-    let taken = carried.adopted != turn;
     if taken {
         tail.clear();
     }
@@ -107,8 +107,8 @@ pub fn carry(message: &impl Message, connection: Connection) -> (u32, bool) {
 /// Redirects the message, or says why not; then the framing is as it was before. `true`: the response
 /// ends with it.
 #[inline(always)]
-fn redirect(
-    message: &impl Message,
+fn redirect<M: Message>(
+    message: &M,
     carried: &mut Carried,
     tail: &mut Tail,
 ) -> Result<bool, TakenBack> {
@@ -131,7 +131,7 @@ fn redirect(
     let done = carried.framing.is_done();
     let refusal = if !whole {
         Some(TakenBack::Framing)
-    } else if done && path(message) == LOCAL {
+    } else if done && M::PATH == LOCAL {
         // The daemon is woken by the message itself.
         Some(TakenBack::End)
     } else if message.words(carried.payload).is_some_and(|(a, b)| begins_error(a, b)) {
@@ -176,11 +176,6 @@ pub fn step(carried: &mut Carried, size: u32, read: impl FnOnce(u32) -> Option<u
     }
     carried.position = position + 1;
     true
-}
-
-#[inline(always)]
-fn path<M: Message>(_: &M) -> u32 {
-    M::PATH
 }
 
 /// # Safety

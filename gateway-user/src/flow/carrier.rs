@@ -8,7 +8,7 @@ use std::io;
 use std::net::TcpStream as ParkedStream;
 use std::time::Duration;
 
-use gateway_common::flow::{self, Carried, TakenBack};
+use gateway_common::flow::{self, Carried, Standing, TakenBack};
 use gateway_common::framing::Framing;
 use gateway_common::limits::WINDOW;
 use nix::time::{ClockId, clock_gettime};
@@ -211,6 +211,7 @@ impl Carrier for Splice<'_> {
     ) -> io::Result<Option<usize>> {
         loop {
             let Self { socket, offers, received } = self;
+            let was_live = matches!(socket, Socket::Live(_));
             match socket {
                 Socket::Live(stream) => {
                     // That a message came and went shows in no readiness: the event of its taking does.
@@ -228,15 +229,10 @@ impl Carrier for Splice<'_> {
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                         Err(error) => return Err(error),
                     }
-                    // What woke it has gone on to the client.
-                    if offers.link.is_carrying() {
-                        self.switch()?;
-                        continue;
-                    }
                 }
                 Socket::Parked(stream) => {
                     let parked = offers.link.park(stream)?;
-                    if offers.link.is_carrying() {
+                    if offers.link.standing() == Standing::Carrying {
                         offers.link.changed().await;
                     }
                     drop(parked);
@@ -244,15 +240,18 @@ impl Carrier for Splice<'_> {
                 }
                 Socket::Lost => return Err(io::ErrorKind::NotConnected.into()),
             }
-            let offers = &mut self.offers;
-            if offers.link.is_broken() {
-                return Err(io::ErrorKind::ConnectionAborted.into());
-            }
-            if !offers.link.is_carrying()
-                && let Some(returned) = offers.take_back()
-            {
-                take(Some(returned), &[]);
-                return Ok(None);
+            match self.offers.link.standing() {
+                // What woke it has gone on to the client.
+                Standing::Carrying if was_live => self.switch()?,
+                // Parked, it was woken by the connection's end, which is read now.
+                Standing::Carrying | Standing::Waiting => {}
+                Standing::Returned => {
+                    if let Some(returned) = self.offers.take_back() {
+                        take(Some(returned), &[]);
+                        return Ok(None);
+                    }
+                }
+                Standing::Broken => return Err(io::ErrorKind::ConnectionAborted.into()),
             }
         }
     }
@@ -284,7 +283,7 @@ impl Carrier for Splice<'_> {
         }
         let link = self.offers.close(self.received)?;
         let Socket::Live(stream) = self.socket else { return None };
-        Some(Upstream { stream, received: self.received, reused: true, link: Ok(link) })
+        Some(Upstream { stream, received: self.received, link: Ok(link) })
     }
 }
 
@@ -310,7 +309,7 @@ impl<'a> Offers<'a> {
     }
 
     fn take_back(&mut self) -> Option<Returned> {
-        if !self.open || !self.link.is_taken() {
+        if !self.open || self.link.standing() == Standing::Waiting {
             return None;
         }
         self.open = false;

@@ -19,7 +19,7 @@ use aya::Ebpf;
 use aya::maps::{HashMap, MapData, MapError, SockHash};
 use gateway_common::enrol::{MAX_PORTS, Pair, Pairing, mapped};
 use gateway_common::flow::{
-    BROKEN, Carried, Connection, Flow, KERNEL, LOCAL, MAX_CLIENTS, MAX_FLOWS, Offer, SPLICE, Tail,
+    Carried, Connection, Flow, LOCAL, MAX_CLIENTS, MAX_FLOWS, Offer, SPLICE, Standing, Tail,
 };
 use gateway_common::framing::Framing;
 use gateway_common::limits::SEND_BUFFER;
@@ -303,9 +303,6 @@ impl Link {
     /// Finds out how the kernel can carry this connection's responses, now that `socket` is connected. Called
     /// once.
     pub fn settle(&mut self, socket: &impl AsFd) -> Result<Option<Path>, LinkError> {
-        if self.path.is_some() {
-            return Ok(self.path);
-        }
         let flows = &self.flows;
         let enrolled = flows.local.load(Ordering::Relaxed) && self.carried().enrolled != 0;
         if !enrolled {
@@ -358,19 +355,10 @@ impl Link {
         self.path
     }
 
-    /// Whether the kernel has taken the last offer.
-    pub fn is_taken(&self) -> bool {
-        self.turn != 0 && self.carried().adopted == self.turn
-    }
-
-    /// Whether the connection has fallen silent, as bytes could neither be sent nor passed.
-    pub fn is_broken(&self) -> bool {
-        self.carried().mode == BROKEN
-    }
-
-    /// Whether the kernel is carrying.
-    pub fn is_carrying(&self) -> bool {
-        self.carried().mode == KERNEL
+    /// What has become of the last offer. Only the kernel goes on from [`Standing::Waiting`] and
+    /// [`Standing::Carrying`], and may do so at any time: ask once, and act on the answer.
+    pub fn standing(&self) -> Standing {
+        self.carried().standing(self.turn)
     }
 
     /// The kernel's half of the flow. While the kernel carries, its parts may be of different moments.
@@ -545,3 +533,34 @@ const FIRST: Release = Release(6, 1, 0);
 
 /// A program runs for microseconds; this is long enough for any.
 const REST: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_rests_before_it_is_another_connections() {
+        let mut slots = Slots::new(2);
+        let start = Instant::now();
+        let (first, second) = (slots.take(start).unwrap(), slots.take(start).unwrap());
+        assert_ne!(first.slot, second.slot);
+        assert_eq!(slots.take(start), None, "there are two");
+        slots.give_back(first, start);
+        assert_eq!(slots.take(start + REST - Duration::from_nanos(1)), None);
+        let again = slots.take(start + REST).unwrap();
+        assert_eq!((again.slot, again.generation), (first.slot, first.generation + 1));
+        assert_eq!(slots.take(start + 2 * REST), None, "the other is in use");
+    }
+
+    #[test]
+    fn both_ends_name_a_connection_alike() {
+        let pair = |gateway: &str, pod: &str| pair(gateway.parse().unwrap(), pod.parse().unwrap());
+        let v4 = pair("10.0.0.1:40000", "10.0.0.2:8000");
+        // As a pod that listens for both families sees it.
+        assert_eq!(v4, pair("[::ffff:10.0.0.1]:40000", "[::ffff:10.0.0.2]:8000"));
+        assert_eq!(v4.pod.map(u32::from_be), [0, 0, 0xffff, 0x0a00_0002]);
+        assert_eq!((v4.gateway_port, v4.pod_port), (40000, 8000));
+        let v6 = pair("[2001:db8::1]:1", "[2001:db8::2]:2");
+        assert_eq!(v6.gateway.map(u32::from_be), [0x2001_0db8, 0, 0, 1]);
+    }
+}

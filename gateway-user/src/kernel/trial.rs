@@ -4,6 +4,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use gateway_common::flow::Standing;
 use gateway_common::framing::Framing;
 use socket2::{Domain, Socket, Type};
 
@@ -65,7 +66,7 @@ pub fn trial(flows: &Flows, path: Path) -> Result<(), Failed> {
     let mut got = [0; 5];
     pod.write_all(b"first")?;
     client.read_exact(&mut got).map_err(|_| Failed::Astray("what was sent did not arrive"))?;
-    if got != *b"first" || link.carried().redirected != 5 || !link.is_taken() {
+    if got != *b"first" || link.carried().redirected != 5 || link.standing() != Standing::Carrying {
         return Err(Failed::Astray("what was sent went another way"));
     }
     pod.write_all(b"final")?;
