@@ -113,11 +113,12 @@ fn redirect<M: Message>(
     tail: &mut Tail,
 ) -> Result<bool, TakenBack> {
     let size = message.size();
-    // SAFETY: the value is an aligned number that another CPU may write at any time.
-    let acked = ACKED
-        .get_ptr(&carried.client)
-        .map_or(0, |acked| unsafe { core::ptr::read_volatile(acked) });
-    if !carried.has_credit(acked, size) {
+    let client = carried.client;
+    let acked = || {
+        // SAFETY: the value is an aligned number that another CPU may write at any time.
+        ACKED.get_ptr(&client).map_or(0, |acked| unsafe { core::ptr::read_volatile(acked) })
+    };
+    if !carried.has_credit(size, acked) {
         return Err(TakenBack::Credit);
     }
     if !message.is_readable() {

@@ -115,9 +115,31 @@ fn bytes_have_credit_up_to_the_window() {
     let mut carried = carried();
     assert!(carried.arrive(&offer(0, 1), LOCAL, 1));
     // 500 bytes were written before, and all but 100 are acknowledged.
-    assert!(carried.has_credit(400, (WINDOW - 100) as u32));
-    assert!(!carried.has_credit(400, (WINDOW - 99) as u32));
-    assert!(carried.has_credit(401, (WINDOW - 99) as u32));
+    assert!(carried.has_credit((WINDOW - 100) as u32, || 400));
+    assert!(!carried.has_credit((WINDOW - 99) as u32, || 400));
+    assert!(carried.has_credit((WINDOW - 99) as u32, || 401));
+}
+
+#[test]
+fn what_is_acknowledged_is_asked_when_half_of_the_credit_is_gone() {
+    let unasked = || -> u64 { panic!("it is asked") };
+    let mut carried = carried();
+    // With a client of its own it is not known.
+    let far = Offer { written: WINDOW, ..offer(0, 1) }.sealed(1);
+    assert!(carried.arrive(&far, LOCAL, 1));
+    assert!(carried.has_credit(1, || WINDOW - 10));
+    let half = (WINDOW / 2) as u32;
+    assert!(carried.has_credit(half - 10, unasked));
+    assert!(!carried.has_credit(half - 9, || 0));
+    // What is known of one client is known in its next response, and of no other.
+    assert!(carried.has_credit(half, || WINDOW));
+    carried.take_back(1, TakenBack::Framing);
+    assert!(carried.arrive(&Offer { written: WINDOW, ..offer(1, 2) }.sealed(1), LOCAL, 1));
+    assert!(carried.has_credit(1, unasked));
+    carried.take_back(1, TakenBack::Framing);
+    let other = Offer { written: WINDOW, client: 8, ..offer(2, 3) }.sealed(1);
+    assert!(carried.arrive(&other, LOCAL, 1));
+    assert!(!carried.has_credit(1, || 0));
 }
 
 #[test]
@@ -126,7 +148,7 @@ fn messages_have_credit_until_they_are_acknowledged() {
     assert!(carried.arrive(&offer(0, 1), LOCAL, 1));
     let send = |carried: &mut Carried, acked: u64| {
         let mut sent = 0;
-        while carried.has_credit(acked, 1) {
+        while carried.has_credit(1, || acked) {
             carried.redirect(1, 0);
             sent += 1;
         }
