@@ -15,9 +15,9 @@ use std::time::Duration;
 use tokio::io::{AsyncRead as _, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use crate::kernel::Receiver;
+use crate::kernel::{self, Receiver};
 
 /// A client's connection, with what it has sent and nobody has read yet.
 #[derive(Debug)]
@@ -32,7 +32,18 @@ pub struct Client {
     pub sent: Cell<u64>,
     /// The kernel can write to it.
     pub receiver: Option<Receiver>,
-    reset: bool,
+    ending: Ending,
+}
+
+/// How a connection ends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Ending {
+    /// In good order.
+    Orderly,
+    /// By a reset, when all that was written is delivered.
+    Broken,
+    /// By a reset, at once.
+    Abandoned,
 }
 
 /// The client's side of an answer: writes, and counts what was written.
@@ -52,7 +63,7 @@ impl Client {
         // Failing leaves an ordinary close, all that is possible then.
         let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
         let (input, sent) = (Vec::new(), Cell::new(0));
-        Self { stream, input, answering: false, sent, receiver: None, reset: false }
+        Self { stream, input, answering: false, sent, receiver: None, ending: Ending::Orderly }
     }
 
     /// Waits for bytes and appends them to `input`. `false`: the client sends no more.
@@ -80,9 +91,20 @@ impl Client {
         }
     }
 
+    /// Ends the connection such that all that was written is delivered, in order, before its end is seen.
+    /// `patience` is for a client that takes nothing.
+    pub async fn end(&mut self, scratch: &Scratch, patience: Duration) {
+        match self.ending {
+            Ending::Orderly => self.linger(scratch, LINGER_BYTES, LINGER).await,
+            // A reset takes along what has not been sent.
+            Ending::Broken => self.delivered(patience).await,
+            Ending::Abandoned => {}
+        }
+    }
+
     /// Reads and throws away until the client ends or `most` bytes or `within` have passed, after
     /// sending our own end. Closing with bytes unread would reset the connection, and the reset can
-    /// overtake the answer that says what was wrong.
+    /// overtake the answer.
     pub async fn linger(&mut self, scratch: &Scratch, most: usize, within: Duration) {
         let socket = socket2::SockRef::from(&self.stream);
         if socket.shutdown(std::net::Shutdown::Write).is_err() {
@@ -102,10 +124,27 @@ impl Client {
         let _ = timeout(within, drain).await;
     }
 
+    /// Waits until the client's host has acknowledged all that was written, or nothing more for `patience`.
+    async fn delivered(&self, patience: Duration) {
+        let mut least = u64::MAX;
+        let mut deadline = Instant::now() + patience;
+        // Of a connection that is gone, the queue's length tells nothing.
+        while matches!(self.stream.take_error(), Ok(None)) {
+            let left = kernel::outstanding(&self.stream).unwrap_or(0);
+            if left == 0 || Instant::now() >= deadline {
+                return;
+            }
+            if left < least {
+                (least, deadline) = (left, Instant::now() + patience);
+            }
+            sleep(DELIVERY_POLL).await;
+        }
+    }
+
     /// Makes the coming close a reset, so that a client that takes the end of the connection for
-    /// the end of the body sees that it was cut.
-    pub fn reset_on_close(&mut self) {
-        self.reset = true;
+    /// the end of the body sees that it was cut. `deliver`: of what was written, nothing may be lost by that.
+    pub fn reset_on_close(&mut self, deliver: bool) {
+        self.ending = if deliver { Ending::Broken } else { Ending::Abandoned };
     }
 }
 
@@ -145,7 +184,7 @@ impl<'a> Writer<'a> {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if !self.answering && !self.reset {
+        if !self.answering && self.ending == Ending::Orderly {
             // What has been written is still delivered then.
             let _ = socket2::SockRef::from(&self.stream).set_linger(None);
         }
@@ -260,6 +299,16 @@ const SCRATCH: usize = 64 * 1024;
 
 /// Bytes of pipelined requests that are kept for a connection whose answer is under way.
 const MAX_PIPELINED: usize = 64 * 1024;
+
+/// How much of a request that is not wanted is read and thrown away, so that the answer reaches the
+/// client.
+const LINGER_BYTES: usize = 64 * 1024 * 1024;
+
+/// How long that may take.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// How often it is looked how much of a broken answer is still to be delivered.
+const DELIVERY_POLL: Duration = Duration::from_millis(10);
 
 /// How often the end of a connection is looked for when its pipelined requests fill the buffer.
 const GONE_POLL: Duration = Duration::from_millis(50);

@@ -36,6 +36,7 @@ pub async fn serve(stream: TcpStream, exclusive: Option<&Exclusive>, worker: &Wo
     let mut wait = worker.limits().header_timeout;
     while let Some(head) = next_head(&mut client, wait, worker).await {
         if !request(&mut client, head, exclusive, worker).await {
+            client.end(&worker.scratch, worker.limits().stream_idle_timeout).await;
             return;
         }
         wait = worker.limits().idle_timeout;
@@ -97,6 +98,7 @@ async fn next_head(client: &mut Client, wait: Duration, worker: &Worker) -> Opti
         };
         let id = worker.request_id(None);
         refuse(client, &refusal, &id, false, false, worker).await;
+        client.end(&worker.scratch, limits.stream_idle_timeout).await;
         return None;
     }
 }
@@ -152,7 +154,7 @@ async fn request(
                         keep_alive,
                         to_head,
                     );
-                    answer_locally(client, &response, keep_alive, worker).await
+                    answer_locally(client, &response, keep_alive).await
                 }
                 Err(refusal) => refuse(client, &refusal, &id, keep_alive, to_head, worker).await,
             }
@@ -267,35 +269,17 @@ async fn refuse(
     worker.gateway.counted.refused(refusal.reason());
     let keep_alive = keep_alive && !refusal.close;
     let response = refusal.response(id, keep_alive, to_head);
-    answer_locally(client, &response, keep_alive, worker).await
+    answer_locally(client, &response, keep_alive).await
 }
 
 /// Writes a response of the gateway's own. Returns whether the connection goes on.
-async fn answer_locally(
-    client: &mut Client,
-    response: &[u8],
-    keep_alive: bool,
-    worker: &Worker,
-) -> bool {
+async fn answer_locally(client: &mut Client, response: &[u8], keep_alive: bool) -> bool {
     let written = timeout(LOCAL_WRITE, client.write(response)).await;
-    if !matches!(written, Ok(Ok(()))) {
-        return false;
-    }
-    if !keep_alive {
-        client.linger(&worker.scratch, LINGER_BYTES, LINGER).await;
-    }
-    keep_alive
+    matches!(written, Ok(Ok(()))) && keep_alive
 }
 
 /// Characters of a path that an error quotes.
 const PATH_SHOWN: usize = 200;
-
-/// How much of a request that is not wanted is read and thrown away, so that the answer reaches the
-/// client.
-const LINGER_BYTES: usize = 64 * 1024 * 1024;
-
-/// How long that may take.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// The gateway's own answers fit into any socket buffer; a client that has filled it is not
 /// reading.

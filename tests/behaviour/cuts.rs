@@ -105,6 +105,39 @@ fn rest(client: &mut Client, seen: &mut String) -> Option<ErrorKind> {
     ended.err().map(|error| error.kind())
 }
 
+/// Of a slow client most is still in the gateway's socket when the answer ends; a close that becomes a reset
+/// would take it along. Unread bytes, as of a next request, make every close one.
+#[test]
+fn what_came_before_the_end_arrives_before_it_however_slow_the_client() {
+    let pods = [RawPod::start()];
+    let gateway = Gateway::start(&plan(&pods));
+    let long = "#".repeat(200_000);
+    for (frame, version, reset) in
+        [("chunks", "1.1", false), ("close", "1.1", false), ("chunks", "1.0", true)]
+    {
+        let mut client = Client::slow(gateway.address);
+        let body = chat("base", 9, true).to_string();
+        let request = format!(
+            "POST /v1/chat/completions HTTP/{version}\r\nhost: x\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        client.send(&request);
+        let mut taken = pods[0].take();
+        let begun = begun(frame).into_iter();
+        let more = if frame == "chunks" { chunk(&long) } else { long.clone().into_bytes() };
+        taken.send(begun.chain(more).collect::<Vec<u8>>());
+        let mut seen = client.read_until(EVENT);
+        client.send(&request);
+        taken.close();
+        gateway.wait_idle();
+        let ended = rest(&mut client, &mut seen);
+        let case = format!("{frame}, HTTP/{version}: {} bytes, {ended:?}", seen.len());
+        assert_eq!(seen.matches('#').count(), long.len(), "{case}");
+        assert_eq!(ended, reset.then_some(ErrorKind::ConnectionReset), "{case}");
+    }
+}
+
 #[test]
 fn the_end_of_the_connection_is_an_end_where_nothing_else_is() {
     let pods = [RawPod::start()];

@@ -6,6 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use serde_json::Value;
+use socket2::{Domain, Socket, Type};
 
 use crate::gateway::PATIENCE;
 
@@ -37,6 +38,17 @@ impl Client {
         let stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the gateway accepts");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
         stream.set_nodelay(true).expect("nodelay can be set");
+        Self { stream, buffer: Vec::new() }
+    }
+
+    /// Connects with room for a few thousand bytes that are not read yet.
+    pub fn slow(address: SocketAddr) -> Self {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None);
+        let socket = socket.expect("a socket can be made");
+        socket.set_recv_buffer_size(4096).expect("a buffer's size can be set");
+        socket.connect_timeout(&address.into(), PATIENCE).expect("the gateway accepts");
+        let stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
         Self { stream, buffer: Vec::new() }
     }
 

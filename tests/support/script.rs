@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::gateway::PATIENCE;
-use crate::pattern::{Mismatch, Pattern};
+use crate::pattern::{Mismatch, Pattern, RECORD};
 use crate::pod::{self, Signals};
 
 /// One answer.
@@ -97,6 +97,10 @@ impl Script {
         // What is written byte by byte is short, or it takes for ever.
         if script.writes.1 <= 40 || script.chunks.1 <= 40 {
             script.length = script.length.min(3000);
+        }
+        // A stream that ends with its connection, and is not known to say something, counts as cut.
+        if script.frame == Frame::UntilClose {
+            script.length = script.length.max(RECORD as u64);
         }
         // Whatever the sizes, about so many pauses.
         let writes = script.length / script.writes.1.min(script.chunks.1 + 7).div_ceil(2) as u64;

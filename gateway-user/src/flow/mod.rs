@@ -297,8 +297,10 @@ async fn pass(
     if let Some(upstream) = delivered.upstream {
         worker.upstreams.keep(place.pod.id, usage, upstream, Instant::now());
     }
-    if reset {
-        client.reset_on_close();
+    // What a client that is gone has not taken is not kept for it.
+    let gone = outcome == Outcome::ClientGone;
+    if reset || gone {
+        client.reset_on_close(!gone);
     }
     if stream && outcome == Outcome::Ok && tail.has_error_event() {
         outcome = Outcome::PodError;

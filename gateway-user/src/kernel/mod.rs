@@ -29,6 +29,7 @@ pub use load::Unfit;
 pub use log::KernelLogReader;
 pub use probe::{Feature, probe};
 pub use scores::{Publication, PublishedScore, ScoreEntry};
+pub(crate) use socket::outstanding;
 pub use steer::{ListenerCounters, SteerError, Steering};
 pub use trial::{Failed, trial};
 pub use verify::{VerifiedProgram, verify_programs};

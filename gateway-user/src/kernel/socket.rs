@@ -32,7 +32,7 @@ pub(super) fn acknowledged(socket: &impl AsFd) -> io::Result<u64> {
 }
 
 /// Bytes in the send queue: not sent, or not acknowledged.
-pub(super) fn outstanding(socket: &impl AsFd) -> io::Result<u64> {
+pub(crate) fn outstanding(socket: &impl AsFd) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the request writes an int.
     let failed = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
