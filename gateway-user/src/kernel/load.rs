@@ -18,12 +18,9 @@ use crate::config::KernelLog;
 #[derive(Debug, thiserror::Error)]
 pub enum Unfit {
     /// The process lacks capabilities.
-    #[error(
-        "the kernel programs need CAP_BPF and CAP_NET_ADMIN, and CAP_PERFMON to carry responses or before \
-         Linux 6.18; this process lacks {missing}"
-    )]
+    #[error("this process lacks {missing}")]
     Capability {
-        /// The ones that it lacks.
+        /// The ones that it lacks, of those that were needed.
         missing: String,
     },
     /// The kernel forbids it although the capabilities are there.
@@ -109,7 +106,7 @@ pub(super) fn load(object: &[u8], log: KernelLog, part: Part) -> Result<Ebpf, Un
     };
     let missing = system::missing_capabilities(needed);
     if !missing.is_empty() {
-        return Err(Unfit::Capability { missing: missing.join(" and ") });
+        return Err(Unfit::Capability { missing: list(&missing) });
     }
     raise_memory_limit();
     let level = log::level(log);
@@ -257,7 +254,7 @@ impl Unfit {
         // have nothing to do with the reason.
         let missing = system::missing_capabilities(&[Capability::PerfMon]);
         if !missing.is_empty() && last_line(log).is_some() {
-            return Self::Capability { missing: missing.join(" and ") };
+            return Self::Capability { missing: list(&missing) };
         }
         match last_line(log) {
             Some(line) => Self::Refused { program: program.to_owned(), line },
@@ -287,6 +284,15 @@ fn last_line(log: &str) -> Option<String> {
             !line.is_empty() && !statistics.iter().any(|s| line.starts_with(s))
         })
         .map(str::to_owned)
+}
+
+/// Names as a sentence has them: `a, b and c`.
+pub(super) fn list(names: &[&str]) -> String {
+    match names.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => String::new(),
+    }
 }
 
 /// An error with its causes, in one line.
@@ -350,6 +356,18 @@ mod tests {
         assert_eq!(last_line(log).as_deref(), Some(want));
         assert_eq!(last_line("processed 0 insns\n"), None);
         assert_eq!(last_line(""), None);
+    }
+
+    #[test]
+    fn what_is_lacking_is_all_that_is_said() {
+        let table: [(&[&str], &str); 3] = [
+            (&["CAP_PERFMON"], "this process lacks CAP_PERFMON"),
+            (&["CAP_BPF", "CAP_NET_ADMIN"], "this process lacks CAP_BPF and CAP_NET_ADMIN"),
+            (&["A", "B", "C"], "this process lacks A, B and C"),
+        ];
+        for (names, said) in table {
+            assert_eq!(Unfit::Capability { missing: list(names) }.to_string(), said);
+        }
     }
 
     #[test]
