@@ -88,7 +88,7 @@ fn two_capabilities_are_enough_and_each_is_needed() {
         assert_eq!(counters(&steering), (1, 0, 0));
         steering.start_direct().unwrap();
         steering.watch_servers().unwrap();
-        unavailable(&["local", "splice"]);
+        unavailable(&["capabilities", "local", "splice"]);
         drop(steering);
 
         keep_capabilities(&[CAP_BPF]);

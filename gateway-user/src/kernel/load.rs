@@ -85,6 +85,10 @@ compile_error!(
 /// The capabilities of [`Part::Steering`].
 pub(super) const STEERING_NEEDS: [Capability; 2] = [Capability::Bpf, Capability::NetAdmin];
 
+/// Those of [`Part::Flows`]: all that the daemon makes use of.
+pub(super) const FLOW_NEEDS: [Capability; 3] =
+    [Capability::Bpf, Capability::NetAdmin, Capability::PerfMon];
+
 /// What an object is loaded for. Each part is loaded by itself, as each has its own time to live: connections
 /// are steered until the daemon begins to stop, responses are carried until the last one has ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -102,7 +106,7 @@ pub(super) enum Part {
 pub(super) fn load(object: &[u8], log: KernelLog, part: Part) -> Result<Ebpf, Unfit> {
     let needed: &[Capability] = match part {
         Part::Steering => &STEERING_NEEDS,
-        Part::Flows { .. } => &[Capability::Bpf, Capability::NetAdmin, Capability::PerfMon],
+        Part::Flows { .. } => &FLOW_NEEDS,
     };
     let missing = system::missing_capabilities(needed);
     if !missing.is_empty() {

@@ -14,7 +14,7 @@ use serde::Serialize;
 use socket2::{Domain, SockRef, Socket, Type};
 
 use super::flows::{Flows, Path, Works};
-use super::load::{STEERING_NEEDS, Unfit};
+use super::load::{self, FLOW_NEEDS, Unfit};
 use super::steer::{SteerError, Steering};
 use super::system::{self, Release};
 use super::trial::trial;
@@ -59,11 +59,13 @@ fn feature(name: &'static str, tried: Result<String, String>) -> Feature {
 }
 
 fn capabilities() -> Result<String, String> {
-    let missing = system::missing_capabilities(&STEERING_NEEDS);
-    if missing.is_empty() {
-        return Ok("CAP_BPF and CAP_NET_ADMIN are there".to_owned());
+    match system::missing_capabilities(&FLOW_NEEDS).as_slice() {
+        [] => Ok("CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON are there".to_owned()),
+        ["CAP_PERFMON"] => Err("this process lacks CAP_PERFMON, without which it carries no \
+                                response, and steers from Linux 6.18 on only"
+            .to_owned()),
+        missing => Err(Unfit::Capability { missing: load::list(missing) }.to_string()),
     }
-    Err(format!("this process lacks {}", missing.join(" and ")))
 }
 
 /// Steers one connection from a port where nobody listens to a listener elsewhere. Tells of
