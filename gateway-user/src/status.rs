@@ -39,15 +39,17 @@ pub struct Status {
     pub pools: Vec<PoolView>,
 }
 
-/// One of the kernel's paths.
+/// A path of responses.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct PathStatus {
-    /// `local` or `splice`.
+    /// `local`, `splice` or `relay`.
     pub name: String,
     /// Responses may take it.
     pub available: bool,
     /// Why not.
     pub reason: Option<String>,
+    /// Responses that it has carried.
+    pub responses: u64,
 }
 
 /// How connections reach the workers.
@@ -161,19 +163,13 @@ impl Status {
             None => self.steering.path.clone(),
             Some(reason) => format!("{} ({reason})", self.steering.path),
         };
-        let paths: Vec<String> = (self.paths.iter())
-            .map(|path| match &path.reason {
-                None => path.name.clone(),
-                Some(reason) => format!("no {} ({reason})", path.name),
-            })
-            .collect();
         // Writing to a String cannot fail.
         let _ = writeln!(
             out,
-            "sluice {}, up {:.0} s, {state}\nsteering: {steering}\npaths: {}, relay\nconnections: {}, request bodies held: {} bytes",
+            "sluice {}, up {:.0} s, {state}\nsteering: {steering}\n{}\nconnections: {}, request bodies held: {} bytes",
             self.version,
             self.uptime_s,
-            paths.join(", "),
+            path_lines(&self.paths),
             self.connections,
             self.buffered_bytes
         );
@@ -222,13 +218,36 @@ impl Status {
 
 fn paths(gateway: &Gateway) -> Vec<PathStatus> {
     let Paths { local, splice, .. } = &gateway.paths;
-    [(Path::Local, local), (Path::Splice, splice)]
+    [(Path::Local, local.as_ref()), (Path::Splice, splice.as_ref()), (Path::Relay, None)]
         .map(|(path, off)| PathStatus {
             name: path.as_str().into(),
             available: off.is_none(),
-            reason: off.as_ref().map(|off| off.text.clone()),
+            reason: off.map(|off| off.text.clone()),
+            responses: gateway.counted.responses(path),
         })
         .into()
+}
+
+/// How responses travel: the paths with their counts, and why others are not taken, each reason once.
+fn path_lines(paths: &[PathStatus]) -> String {
+    let taken: Vec<String> = (paths.iter())
+        .filter(|path| path.available)
+        .map(|path| format!("{} {}", path.name, path.responses))
+        .collect();
+    let mut lines = format!("responses: {}", taken.join(", "));
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for path in paths {
+        let Some(reason) = path.reason.as_deref() else { continue };
+        match reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) => names.push(&path.name),
+            None => reasons.push((reason, vec![&path.name])),
+        }
+    }
+    for (reason, names) in reasons {
+        // Writing to a String cannot fail.
+        let _ = write!(lines, "\n  no {}: {reason}", names.join(", no "));
+    }
+    lines
 }
 
 impl PoolView {
@@ -278,4 +297,36 @@ impl From<PodStatus> for PodPage {
 /// A dash stands for unknown: it is not zero.
 fn show(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".into(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_is_said_once() {
+        let path = |name: &str, reason: Option<&str>, responses| PathStatus {
+            name: name.into(),
+            available: reason.is_none(),
+            reason: reason.map(Into::into),
+            responses,
+        };
+        let (relay, lacks) = (path("relay", None, 7), Some("this process lacks CAP_BPF"));
+        let table = [
+            (path("local", None, 3), path("splice", None, 0), "responses: local 3, splice 0, relay 7"),
+            (
+                path("local", lacks, 0),
+                path("splice", lacks, 0),
+                "responses: relay 7\n  no local, no splice: this process lacks CAP_BPF",
+            ),
+            (
+                path("local", None, 3),
+                path("splice", Some("kernel 6.1.9 can deliver twice"), 0),
+                "responses: local 3, relay 7\n  no splice: kernel 6.1.9 can deliver twice",
+            ),
+        ];
+        for (local, splice, said) in table {
+            assert_eq!(path_lines(&[local, splice, relay.clone()]), said);
+        }
+    }
 }

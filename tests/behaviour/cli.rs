@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use sluice_tests::client::{Client, get};
+use sluice_tests::client::{Client, chat, get, post};
 use sluice_tests::engine::{Options, Server};
 use sluice_tests::gateway::{Gateway, Plan, binary, free_port};
 
@@ -163,9 +163,14 @@ fn probe_names_every_feature_and_why() {
 #[test]
 fn status_shows_pools_and_pods_as_a_table_and_as_json() {
     let pods = Server::start_all(vec![Options::default(), Options::default()]).unwrap();
-    let gateway = Gateway::start(&Plan::pool("base", &pods));
+    let plan = Plan { paths: vec!["relay"], ..Plan::pool("base", &pods) };
+    let gateway = Gateway::start(&plan);
     let admin = gateway.admin.to_string();
+    let answer = post(gateway.address, CHAT, &chat("base", 2, false));
+    assert_eq!(answer.status, 200);
+    gateway.wait("the response to be counted", |status| status["paths"][2]["responses"] == 1);
     let table = stdout(&sluice(&["status", "--admin", &admin]));
+    assert!(table.contains("\nresponses: relay 1\n  no local, no splice: turned off"), "{table}");
     assert!(table.contains(", ready\n") && table.contains("pool pool-0 (base)"), "{table}");
     for pod in &pods {
         let line = table.lines().find(|line| line.contains(&pod.addr.to_string())).unwrap();
@@ -314,3 +319,5 @@ fn stdout(output: &Output) -> String {
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
+
+const CHAT: &str = "/v1/chat/completions";

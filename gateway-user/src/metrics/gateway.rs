@@ -51,6 +51,12 @@ impl GatewayMetrics {
         count(self.refused.get(reason));
     }
 
+    /// Responses that a path has carried.
+    pub fn responses(&self, path: Path) -> u64 {
+        let reasons = self.responses.get(path).into_iter().flat_map(|reasons| reasons.iter());
+        reasons.map(|(_, counter)| counter.get()).sum()
+    }
+
     /// Its part of a finished request.
     pub(super) fn finished(&self, record: &Record) {
         if let Some((path, reason)) = record.flow {
