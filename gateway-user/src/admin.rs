@@ -76,9 +76,8 @@ fn page(request: &Request<Incoming>, admin: &Admin) -> Response<Full<Bytes>> {
         "/metrics" => {
             let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok());
             let format = Format::negotiate(accept);
-            let steered = &admin.steered;
-            steered.count();
-            let page = gateway.exposition(format, steered.is_on(), steered.newly_dropped());
+            admin.steered.count(gateway);
+            let page = gateway.exposition(format);
             with_type(StatusCode::OK, format.content_type(), page)
         }
         // Alive, whatever the pods do: a restart would not help them.

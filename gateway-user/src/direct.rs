@@ -170,7 +170,8 @@ impl DirectPools {
             for (pod, counted) in direct.pods.iter().zip(&direct.counters.pods) {
                 direct.pool.set_connections(pod, counted.given, counted.open);
             }
-            direct.pool.metrics.direct(direct.counters.fallbacks, direct.counters.stale);
+            let DirectCounters { fallbacks, retried, stale, .. } = direct.counters;
+            direct.pool.metrics.direct(fallbacks, stale, retried);
         }
         Ok(())
     }

@@ -169,14 +169,11 @@ impl Gateway {
         self.cut.subscribe()
     }
 
-    /// The metrics as they are now. `dropped` are the connections that steering has refused since the
-    /// last time.
-    pub fn exposition(&self, format: Format, steered: bool, dropped: u64) -> String {
+    /// The metrics as they are now.
+    pub fn exposition(&self, format: Format) -> String {
         let counted = &self.counted;
         counted.client_connections.set(self.connections() as i64);
         counted.buffered_body_bytes.set(self.buffered_bytes() as i64);
-        counted.steering_enabled.set(steered.into());
-        counted.steering_dropped.inc_by(dropped);
         // Only the encoder's own failure would be an error, and a String takes everything.
         self.metrics.encode(format).unwrap_or_default()
     }

@@ -2,7 +2,7 @@
 //!
 //! Lives on the control thread. Without steering it remembers why, and everything else goes on as before.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,6 @@ pub struct Steered {
     direct: RefCell<DirectPools>,
     reason: Option<String>,
     listeners: Vec<(String, SocketAddr)>,
-    dropped: Cell<u64>,
 }
 
 /// A listener that is about to be served: its configuration and its bound sockets.
@@ -81,7 +80,7 @@ impl Steered {
             warn!("direct: no connection goes whole to a pod; requests are relayed one by one");
         }
         let direct = RefCell::new(direct);
-        Self { steering: RefCell::new(steering), direct, reason, listeners, dropped: Cell::new(0) }
+        Self { steering: RefCell::new(steering), direct, reason, listeners }
     }
 
     /// Whether connections to the listener go whole to the pods of the pool that it serves alone.
@@ -94,8 +93,12 @@ impl Steered {
         self.direct.borrow().view(pool)
     }
 
-    /// Takes what the kernel has counted into the pods' and pools' own counts.
-    pub fn count(&self) {
+    /// Takes what the kernel has counted into the counts of pods, pools and the gateway.
+    pub fn count(&self, gateway: &Gateway) {
+        let sum = |of: fn(&ListenerView) -> u64| self.status().listeners.iter().map(of).sum();
+        let counted = &gateway.counted;
+        counted.steering_enabled.set(self.is_on().into());
+        counted.steered(sum(|listener| listener.retried), sum(|listener| listener.dropped));
         if let Some(steering) = self.steering.borrow_mut().as_mut() {
             // What cannot be read stays as it was.
             let _ = self.direct.borrow_mut().count(steering);
@@ -119,6 +122,7 @@ impl Steered {
                 name: name.clone(),
                 address: address.to_string(),
                 steered: of_this().map(|counted| counted.steered).sum(),
+                retried: of_this().map(|counted| counted.retried).sum(),
                 dropped: of_this().map(|counted| counted.dropped).sum(),
             }
         });
@@ -132,12 +136,6 @@ impl Steered {
     /// What the kernel programs say, if they may say anything.
     pub fn take_log(&self) -> Option<KernelLogReader> {
         self.steering.borrow_mut().as_mut().and_then(Steering::take_log)
-    }
-
-    /// Connections that sk_lookup has refused since the last call.
-    pub fn newly_dropped(&self) -> u64 {
-        let now: u64 = self.status().listeners.iter().map(|listener| listener.dropped).sum();
-        now.saturating_sub(self.dropped.replace(now))
     }
 
     /// The scores as the kernel has them; empty without steering.

@@ -72,6 +72,8 @@ pub struct ListenerView {
     pub address: String,
     /// Connections that sk_lookup steered.
     pub steered: u64,
+    /// Workers' sockets passed over, as they listened no more.
+    pub retried: u64,
     /// Connections refused, as no worker's socket was there.
     pub dropped: u64,
 }
@@ -133,7 +135,7 @@ pub struct PodPage {
 impl Status {
     /// Reads the state of `gateway`.
     pub fn read(gateway: &Gateway, steered: &Steered) -> Self {
-        steered.count();
+        steered.count(gateway);
         let now = Instant::now();
         let reason = gateway.unready();
         Self {

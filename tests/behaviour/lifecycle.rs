@@ -205,6 +205,7 @@ fn steered_connections_to_virtual_addresses_are_served_and_counted() {
                     "name": "http",
                     "address": own.to_string(),
                     "steered": connections,
+                    "retried": 0,
                     "dropped": 0,
                 }],
             })

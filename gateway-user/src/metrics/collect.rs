@@ -122,6 +122,7 @@ fn steering(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {
         family.add_each(Some(name), &listener.connections)?;
     }
     writer.one(&metric::STEERING_DROPPED, Some(&gateway.steering_dropped))?;
+    writer.one(&metric::STEERING_RETRIES, Some(&gateway.steering_retries))?;
     writer.one(&metric::STEERING_ON, Some(&gateway.steering_enabled))
 }
 
@@ -141,7 +142,9 @@ fn direct(
     let mut family = writer.family(&metric::DIRECT_FALLBACKS)?;
     direct().try_for_each(|(name, direct)| family.add(&[name], &direct.fallbacks))?;
     let mut family = writer.family(&metric::DIRECT_STALE)?;
-    direct().try_for_each(|(name, direct)| family.add(&[name], &direct.stale))
+    direct().try_for_each(|(name, direct)| family.add(&[name], &direct.stale))?;
+    let mut family = writer.family(&metric::DIRECT_RETRIES)?;
+    direct().try_for_each(|(name, direct)| family.add(&[name], &direct.retries))
 }
 
 fn flow(writer: &mut Writer<'_, '_>, gateway: &GatewayMetrics) -> fmt::Result {

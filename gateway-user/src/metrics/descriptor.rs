@@ -115,6 +115,8 @@ describe! {
     STEERING_CONNECTIONS: Counter "steering_connections" ["listener", "path"];
     /// Connections that the kernel program dropped for want of a listener to give them to.
     STEERING_DROPPED: Counter "steering_dropped" [];
+    /// Workers' sockets that the kernel program passed over, as they listened no more.
+    STEERING_RETRIES: Counter "steering_retries" [];
     /// 1 while the kernel steers connections, else 0.
     STEERING_ON: Gauge "steering_enabled" [];
 
@@ -126,6 +128,8 @@ describe! {
     DIRECT_FALLBACKS: Counter "direct_fallbacks" ["pool"];
     /// Connections that were given without regard to load, as the gateway had not published for 3 s.
     DIRECT_STALE: Counter "direct_stale" ["pool"];
+    /// Pods' sockets that the kernel passed over, as they were not there.
+    DIRECT_RETRIES: Counter "direct_retries" ["pool"];
 
     /// Answers, by what carried the body and why that.
     FLOW_RESPONSES: Counter "flow_responses" ["path", "reason"];

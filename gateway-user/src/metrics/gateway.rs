@@ -7,7 +7,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
 use super::labels::{Arrival, ByLabel, Outcome, Path, PathReason, Refusal};
-use super::pool::count;
+use super::pool::{count, raise};
 use super::record::Record;
 use super::window::Window;
 
@@ -20,8 +20,8 @@ pub struct GatewayMetrics {
     pub buffered_body_bytes: Gauge,
     /// 1 while the kernel steers connections.
     pub steering_enabled: Gauge,
-    /// Connections that the kernel program dropped.
-    pub steering_dropped: Counter,
+    pub(super) steering_dropped: Counter,
+    pub(super) steering_retries: Counter,
     pub(super) overhead: Histogram,
     pub(super) refused: ByLabel<Refusal, Counter>,
     pub(super) responses: ByLabel<Path, ByLabel<PathReason, Counter>>,
@@ -37,6 +37,7 @@ impl GatewayMetrics {
             buffered_body_bytes: Gauge::default(),
             steering_enabled: Gauge::default(),
             steering_dropped: Counter::default(),
+            steering_retries: Counter::default(),
             overhead: Histogram::new(OVERHEAD),
             refused: ByLabel::default(),
             responses: ByLabel::default(),
@@ -49,6 +50,13 @@ impl GatewayMetrics {
     /// Counts a request that was refused before it came to a pool.
     pub fn refused(&self, reason: Refusal) {
         count(self.refused.get(reason));
+    }
+
+    /// Takes what the kernel has counted since the start: workers' sockets passed over, and
+    /// connections dropped.
+    pub fn steered(&self, retried: u64, dropped: u64) {
+        raise(&self.steering_retries, retried);
+        raise(&self.steering_dropped, dropped);
     }
 
     /// Responses that a path has carried.

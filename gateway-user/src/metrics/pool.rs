@@ -37,6 +37,7 @@ pub struct PoolMetrics {
 pub(super) struct Direct {
     pub(super) fallbacks: Counter,
     pub(super) stale: Counter,
+    pub(super) retries: Counter,
 }
 
 impl PoolMetrics {
@@ -103,12 +104,12 @@ impl PoolMetrics {
     }
 
     /// Takes what the kernel has counted since the start, of a pool that takes whole connections:
-    /// those that the gateway got, and those that were given blindly.
-    pub fn direct(&self, fallbacks: u64, stale: u64) {
+    /// those that the gateway got, those that were given blindly, and pods' sockets passed over.
+    pub fn direct(&self, fallbacks: u64, stale: u64, retried: u64) {
         let direct = self.direct.get_or_init(Direct::default);
-        for (counter, now) in [(&direct.fallbacks, fallbacks), (&direct.stale, stale)] {
-            counter.inc_by(now.saturating_sub(counter.get()));
-        }
+        raise(&direct.fallbacks, fallbacks);
+        raise(&direct.stale, stale);
+        raise(&direct.retries, retried);
     }
 
     /// Counts a scrape of one of its pods that told nothing.
@@ -122,6 +123,11 @@ pub(super) fn count(cell: Option<&Counter>) {
     if let Some(counter) = cell {
         counter.inc();
     }
+}
+
+/// Brings a counter to what was counted elsewhere since the start; it never goes back.
+pub(super) fn raise(counter: &Counter, now: u64) {
+    counter.inc_by(now.saturating_sub(counter.get()));
 }
 
 /// Bounds 2^first to 2^last.

@@ -80,6 +80,27 @@ fn a_rejected_request_has_a_reason_and_no_latency() {
     }
 }
 
+/// The kernel's counts begin anew when its programs do.
+#[test]
+fn what_the_kernel_counts_never_goes_back() {
+    let metrics = metrics();
+    let (pool, gateway) = (metrics.pool("chat"), metrics.gateway());
+    for now in [3, 5, 1] {
+        pool.direct(now, now + 1, now + 2);
+        gateway.steered(now, now + 1);
+    }
+    let page = metrics.encode(Format::Text).unwrap();
+    for line in [
+        "sluice_steering_retries_total 5",
+        "sluice_steering_dropped_total 6",
+        "sluice_direct_fallbacks_total{pool=\"chat\"} 5",
+        "sluice_direct_stale_total{pool=\"chat\"} 6",
+        "sluice_direct_retries_total{pool=\"chat\"} 7",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line}\nis not in\n{page}");
+    }
+}
+
 #[test]
 fn what_is_unknown_is_absent() {
     let page = metrics().encode(Format::Text).unwrap();
@@ -281,7 +302,7 @@ fn full() -> Metrics {
     let pool = metrics.pool("chat");
     pool.set_models(["llama"]);
     pool.requested("llama");
-    pool.direct(4, 1);
+    pool.direct(4, 1, 2);
     pool.scrape_failed(ScrapeFailure::Timeout);
     for &outcome in Outcome::ALL {
         pool.finished(&Record {
@@ -296,7 +317,7 @@ fn full() -> Metrics {
     gateway.client_connections.inc();
     gateway.buffered_body_bytes.inc_by(4096);
     gateway.steering_enabled.set(1);
-    gateway.steering_dropped.inc();
+    gateway.steered(2, 1);
     gateway.refused(Refusal::UnknownModel);
     metrics
 }
