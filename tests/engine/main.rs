@@ -18,7 +18,7 @@ fn main() -> Result<()> {
     }
     let mut servers = Vec::new();
     for group in groups {
-        servers.extend(Server::start_all(group).context("cannot listen")?);
+        servers.extend(Server::start_all(group)?);
     }
     for server in servers.iter().take(8) {
         println!("{} listens on {}", server.name(), server.addr);

@@ -48,7 +48,10 @@ impl Server {
                     "the speed must be above 0",
                 ));
             }
-            let listener = StdListener::bind(options.listen)?;
+            let listener = StdListener::bind(options.listen).map_err(|error| {
+                let text = format!("cannot listen on {}: {error}", options.listen);
+                io::Error::new(error.kind(), text)
+            })?;
             listener.set_nonblocking(true)?;
             options.listen = listener.local_addr()?;
             if options.name.is_empty() {
@@ -247,3 +250,16 @@ const SURVIVES: Duration = Duration::from_millis(200);
 const RETRY: Duration = Duration::from_millis(10);
 /// As for a process that got SIGKILL.
 const EXIT_CODE: i32 = 137;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taken_address_is_named() {
+        let first = Server::start(Options::default()).unwrap();
+        let again = Server::start(Options { listen: first.addr, ..Options::default() });
+        let said = again.map(|_| ()).unwrap_err().to_string();
+        assert!(said.starts_with(&format!("cannot listen on {}: ", first.addr)), "{said}");
+    }
+}
