@@ -315,7 +315,11 @@ mod tests {
         };
         let (relay, lacks) = (path("relay", None, 7), Some("this process lacks CAP_BPF"));
         let table = [
-            (path("local", None, 3), path("splice", None, 0), "responses: local 3, splice 0, relay 7"),
+            (
+                path("local", None, 3),
+                path("splice", None, 0),
+                "responses: local 3, splice 0, relay 7",
+            ),
             (
                 path("local", lacks, 0),
                 path("splice", lacks, 0),

@@ -196,9 +196,16 @@ fn bounds(part: Part<'_>, low: &str, high: &str) -> Option<String> {
     Some(format!("{low}..{high}"))
 }
 
-/// A default of the page; maps and lists have theirs in their own tables.
+/// A default of the page; maps, and lists of maps, have theirs in their own tables.
 fn shown_default(part: Part<'_>) -> Option<String> {
-    part.get("default").filter(|d| !d.is_object() && !d.is_array()).map(plain)
+    match part.get("default")? {
+        Value::Object(_) => None,
+        Value::Array(items) if items.is_empty() || items.iter().any(Value::is_object) => None,
+        Value::Array(items) => {
+            Some(format!("[{}]", items.iter().map(plain).collect::<Vec<_>>().join(", ")))
+        }
+        value => Some(plain(value)),
+    }
 }
 
 fn plain(value: &Value) -> String {
@@ -293,3 +300,26 @@ error with its line. `sluice check --defaults` prints a document to start from.
 - Text that YAML may read as something else is put in quotes: `\"10.0.0.11:8000\"`, `\"off\"`.
 - A document has at most 4 MiB.
 ";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn defaults_are_shown() {
+        let table = [
+            (json!({}), None),
+            (json!({"default": true}), Some("true")),
+            (json!({"default": "10s"}), Some("10s")),
+            (json!({"default": ["local", "relay"]}), Some("[local, relay]")),
+            (json!({"default": []}), None),
+            (json!({"default": [{"port": 8080}]}), None),
+            (json!({"default": {"port": 9901}}), None),
+        ];
+        for (part, shown) in table {
+            assert_eq!(shown_default(Part(&part)).as_deref(), shown, "{part}");
+        }
+    }
+}
