@@ -35,7 +35,11 @@ pub struct Response {
 impl Client {
     /// Connects.
     pub fn connect(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the gateway accepts");
+        Self::over(TcpStream::connect_timeout(&address, PATIENCE).expect("the gateway accepts"))
+    }
+
+    /// The same on a socket that is connected already.
+    pub fn over(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
         stream.set_nodelay(true).expect("nodelay can be set");
         Self { stream, buffer: Vec::new() }

@@ -1,8 +1,9 @@
 //! What the tests share: [`gateway`] starts the real binary, [`client`] says and sees every byte,
 //! [`engine`] is a simulated model server, [`pod`] one that a test writes by hand, [`script`] one
 //! whose every byte a client can foretell by [`pattern`], [`soak`] traffic between such two,
-//! [`netns`] a network of a test's own, [`steering`] what is steered there, [`bench`] what the
-//! benchmarks have in common.
+//! [`netns`] a network of a test's own, [`tun`] a device whose far end the test is, [`hand`] a pod there
+//! that makes its own segments, [`steering`] what is steered, [`bench`] what the benchmarks have in
+//! common.
 
 #![allow(
     clippy::expect_used,
@@ -17,9 +18,11 @@ pub mod client;
 #[path = "../engine/mod.rs"]
 pub mod engine;
 pub mod gateway;
+pub mod hand;
 pub mod netns;
 pub mod pattern;
 pub mod pod;
 pub mod script;
 pub mod soak;
 pub mod steering;
+pub mod tun;

@@ -9,9 +9,12 @@
 use std::io::Write as _;
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 use std::{env, fs, io, panic, thread};
 
 use nix::sched::{CloneFlags, unshare};
+
+use crate::tun::Tun;
 
 /// Runs `test` in a network namespace of its own, where every address of `blocks` is local.
 ///
@@ -44,8 +47,8 @@ pub fn run(blocks: &[&str], test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A second namespace, joined to that of the thread that made it by a cable: `10.8.0.1` and
-/// `fd08::1` here, `10.8.0.2` and `fd08::2` there.
+/// A second namespace, joined to that of the thread that made it: by a cable, with `10.8.0.1` and
+/// `fd08::1` here, `10.8.0.2` and `fd08::2` there, or by a long line.
 #[derive(Debug)]
 pub struct Neighbour {
     jobs: Sender<Box<dyn FnOnce() + Send>>,
@@ -57,21 +60,39 @@ impl Neighbour {
     /// # Panics
     /// It cannot be made.
     pub fn start() -> Self {
+        let neighbour = Self::alone();
+        let thread = neighbour.run(nix::unistd::gettid);
+        let peer = ["peer", "name", "cable", "netns", &thread.to_string()];
+        ip(&[&["link", "add", "cable", "type", "veth"][..], &peer].concat());
+        plug("1");
+        neighbour.run(|| plug("2"));
+        neighbour
+    }
+
+    /// Makes one that is far away: `10.8.1.1` is here and `10.8.1.2` there, and each packet is `delay` under
+    /// way.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    pub fn far(delay: Duration) -> Self {
+        let neighbour = Self::alone();
+        let there = neighbour.run(|| Tun::start("10.8.1.2/24"));
+        Tun::start("10.8.1.1/24").join(there, delay);
+        neighbour
+    }
+
+    /// Makes one that is joined to nothing.
+    fn alone() -> Self {
         let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
         let (say, told) = channel();
         thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap_or_else(|error| panic!("unshare: {error}"));
             ip(&["link", "set", "lo", "up"]);
-            let _ = say.send(nix::unistd::gettid());
+            let _ = say.send(());
             todo.into_iter().for_each(|job| job());
         });
-        let thread = told.recv().unwrap_or_else(|error| panic!("no namespace: {error}"));
-        let peer = ["peer", "name", "cable", "netns", &thread.to_string()];
-        ip(&[&["link", "add", "cable", "type", "veth"][..], &peer].concat());
-        let neighbour = Self { jobs };
-        plug("1");
-        neighbour.run(|| plug("2"));
-        neighbour
+        told.recv().unwrap_or_else(|error| panic!("no namespace: {error}"));
+        Self { jobs }
     }
 
     /// Runs something there and waits for it. What it spawns and binds stays there.
@@ -97,7 +118,7 @@ fn plug(last: &str) {
 }
 
 /// Runs iproute2 in the calling thread's namespace.
-fn ip(args: &[&str]) {
+pub(crate) fn ip(args: &[&str]) {
     let output = Command::new("ip").args(args).output();
     let output = output.unwrap_or_else(|error| panic!("ip (iproute2) does not start: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);

@@ -5,6 +5,7 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -18,8 +19,15 @@ use crate::gateway::{PATIENCE, Plan};
 pub struct RawPod {
     /// Where it listens.
     pub address: SocketAddr,
-    metrics: Arc<Mutex<Signals>>,
+    own: Arc<Own>,
     taken: Receiver<Taken>,
+}
+
+/// What a pod tells about itself, and how often it was asked.
+#[derive(Debug, Default)]
+struct Own {
+    signals: Mutex<Signals>,
+    asked: AtomicU64,
 }
 
 /// What its metrics say.
@@ -42,7 +50,7 @@ pub struct Taken {
     pub body: Vec<u8>,
     /// The connection.
     pub stream: TcpStream,
-    pod: Arc<Mutex<Signals>>,
+    pod: Arc<Own>,
     next: Sender<Taken>,
 }
 
@@ -55,16 +63,16 @@ impl RawPod {
     /// The same on a socket that listens already.
     pub fn serve(listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("a bound socket has an address");
-        let metrics = Arc::<Mutex<Signals>>::default();
+        let own = Arc::<Own>::default();
         let (next, taken) = channel();
-        let shared = Arc::clone(&metrics);
+        let shared = Arc::clone(&own);
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (pod, next) = (Arc::clone(&shared), next.clone());
                 thread::spawn(move || serve(stream, &pod, &next));
             }
         });
-        Self { address, metrics, taken }
+        Self { address, own, taken }
     }
 
     /// Starts some.
@@ -74,7 +82,12 @@ impl RawPod {
 
     /// Has its metrics say this from now on.
     pub fn tell(&self, signals: Signals) {
-        *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = signals;
+        *self.own.signals.lock().unwrap_or_else(PoisonError::into_inner) = signals;
+    }
+
+    /// How often it was asked for its metrics and models.
+    pub fn asked(&self) -> u64 {
+        self.own.asked.load(Ordering::Relaxed)
     }
 
     /// The next request that comes.
@@ -179,12 +192,12 @@ pub const STREAM: &str = "HTTP/1.1 200 OK\r\nserver: uvicorn\r\n\
 pub const LAST: &str = "0\r\n\r\n";
 
 /// Answers what needs no test, and hands the first request that does to it.
-fn serve(mut stream: TcpStream, pod: &Arc<Mutex<Signals>>, next: &Sender<Taken>) {
+fn serve(mut stream: TcpStream, pod: &Arc<Own>, next: &Sender<Taken>) {
     let _ = stream.set_nodelay(true);
     let mut buffer = Vec::new();
     loop {
         let Some((head, body)) = request(&mut stream, &mut buffer) else { return };
-        let signals = *pod.lock().unwrap_or_else(PoisonError::into_inner);
+        let signals = *pod.signals.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(answer) = own_page(&head, signals) else {
             let (pod, next_of) = (Arc::clone(pod), next.clone());
             let taken = Taken { head, body, stream, pod, next: next_of };
@@ -192,6 +205,7 @@ fn serve(mut stream: TcpStream, pod: &Arc<Mutex<Signals>>, next: &Sender<Taken>)
             let _ = next.send(taken);
             return;
         };
+        pod.asked.fetch_add(1, Ordering::Relaxed);
         if stream.write_all(answer.as_bytes()).is_err() {
             return;
         }
@@ -213,6 +227,17 @@ pub(crate) fn own_page(head: &str, signals: Signals) -> Option<String> {
     ))
 }
 
+/// Takes the head of a request off the buffer, once all of the request has come. Its body goes too.
+pub(crate) fn take_request(buffer: &mut Vec<u8>) -> Option<String> {
+    let end = memchr::memmem::find(buffer, b"\r\n\r\n")? + 4;
+    let head = String::from_utf8(buffer.get(..end)?.to_vec()).ok()?;
+    let whole = end + content_length(&head);
+    (buffer.len() >= whole).then(|| {
+        buffer.drain(..whole);
+        head
+    })
+}
+
 /// The next request's head and body; the gateway sends no chunks.
 pub(crate) fn request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<(String, Vec<u8>)> {
     let end = loop {
@@ -222,15 +247,19 @@ pub(crate) fn request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<(S
         fill(stream, buffer)?;
     };
     let head = String::from_utf8(buffer.drain(..end).collect()).ok()?;
-    let length = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
-    });
-    let length = length.unwrap_or(0);
+    let length = content_length(&head);
     while buffer.len() < length {
         fill(stream, buffer)?;
     }
     Some((head, buffer.drain(..length).collect()))
+}
+
+fn content_length(head: &str) -> usize {
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
+    });
+    length.unwrap_or(0)
 }
 
 fn fill(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<()> {
