@@ -12,6 +12,7 @@ mod bodies;
 mod ends;
 mod keepalive;
 mod leave;
+mod overlaps;
 mod slow;
 mod strangers;
 mod volume;
@@ -75,6 +76,7 @@ cases! {
     leave:
         the_pod_is_let_go_when_the_client_leaves,
         a_pod_that_writes_on_and_on_is_stopped_when_the_client_leaves;
+    overlaps: segments_that_repeat_what_came_before;
     slow:
         a_client_that_does_not_read_holds_its_window_and_no_more,
         five_hundred_clients_that_do_not_read,
