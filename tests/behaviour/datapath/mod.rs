@@ -9,6 +9,7 @@ mod aborts;
 mod account;
 mod addresses;
 mod bodies;
+mod credit;
 mod ends;
 mod keepalive;
 mod leave;
@@ -63,6 +64,9 @@ cases! {
         every_framing_in_chunks_and_writes_of_any_size,
         answers_without_a_body_between_streams,
         interim_heads_before_a_stream;
+    credit:
+        single_bytes_to_a_client_far_away,
+        single_bytes_to_a_client_that_does_not_read;
     ends:
         a_pod_that_dies_is_seen_after_all_that_it_sent,
         a_cut_anywhere_in_any_framing,
