@@ -84,6 +84,7 @@ cases! {
     slow:
         a_client_that_does_not_read_holds_its_window_and_no_more,
         five_hundred_clients_that_do_not_read,
+        five_hundred_clients_that_do_not_read_token_by_token,
         readers_that_stop_and_go;
     strangers:
         other_sockets_on_the_same_ports_are_left_alone,

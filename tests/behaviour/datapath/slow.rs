@@ -22,14 +22,18 @@ use socket2::SockRef;
 use super::{Carrier, assert_nothing_left, exact, read_exact};
 
 pub(super) fn a_client_that_does_not_read_holds_its_window_and_no_more(carrier: Carrier) {
-    carrier.apart(move || stalled(carrier, 1));
+    carrier.apart(move || stalled(carrier, 1, EVENT));
 }
 
 pub(super) fn five_hundred_clients_that_do_not_read(carrier: Carrier) {
-    carrier.apart(move || stalled(carrier, 500));
+    carrier.apart(move || stalled(carrier, 500, EVENT));
 }
 
-fn stalled(carrier: Carrier, count: usize) {
+pub(super) fn five_hundred_clients_that_do_not_read_token_by_token(carrier: Carrier) {
+    carrier.apart(move || stalled(carrier, 500, TOKEN));
+}
+
+fn stalled(carrier: Carrier, count: usize, event: usize) {
     // Small buffers at both ends and on the way, so that what is beyond them is the gateway's.
     fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 65536 65536").unwrap();
     fs::write("/proc/sys/net/ipv4/tcp_wmem", "4096 16384 65536").unwrap();
@@ -55,7 +59,7 @@ fn stalled(carrier: Carrier, count: usize) {
             )
             .unwrap();
             streams.push(client);
-            Writer::new(pod.take(), number as u32)
+            Writer::new(pod.take(), number as u32, event)
         })
         .collect();
     // Event by event at first, as tokens come: so the kernel takes over before anything is full.
@@ -97,27 +101,20 @@ fn stalled(carrier: Carrier, count: usize) {
 
     // Everything comes, to the last byte.
     pods.finish();
+    // All at once: for one that waits for its turn, the pod's own kernel asks ever more rarely whether there
+    // is room.
     let readers: Vec<_> = streams
         .into_iter()
         .enumerate()
-        .collect::<Vec<_>>()
-        .chunks(count.div_ceil(READERS))
-        .map(|part| {
-            let part: Vec<_> = part
-                .iter()
-                .map(|(number, stream)| (*number, stream.try_clone().unwrap()))
-                .collect();
-            thread::spawn(move || {
-                part.into_iter()
-                    .map(|(number, stream)| read_all(number as u32, stream))
-                    .sum::<u64>()
-            })
+        .map(|(number, stream)| {
+            let reader = thread::Builder::new().stack_size(128 * 1024);
+            reader.spawn(move || read_all(number as u32, stream)).unwrap()
         })
         .collect();
     let came: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
     assert_eq!(came, pods.end());
     drop(other);
-    carrier.assert_moved(&gateway, count as u64 * (FIRST * EVENT) as u64 / 2);
+    carrier.assert_moved(&gateway, count as u64 * (FIRST * event) as u64 / 2);
     assert_nothing_left(&gateway);
 }
 
@@ -170,6 +167,7 @@ pub(super) fn readers_that_stop_and_go(carrier: Carrier) {
 /// The pod's side of one stalled answer.
 struct Writer {
     taken: Taken,
+    event: usize,
     pattern: Pattern,
     ready: Vec<u8>,
     at: usize,
@@ -178,16 +176,17 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(taken: Taken, id: u32) -> Self {
+    fn new(taken: Taken, id: u32, event: usize) -> Self {
         taken.stream.set_nonblocking(true).unwrap();
         let head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n".to_vec();
-        Self { taken, pattern: Pattern::new(id), ready: head, at: 0, offset: 0, done: false }
+        let pattern = Pattern::new(id);
+        Self { taken, event, pattern, ready: head, at: 0, offset: 0, done: false }
     }
 
     /// Writes what is ready and one event more, of which the socket must have room.
     fn write_event(&mut self) {
-        self.pattern.extend(&mut self.ready, self.offset, EVENT);
-        self.offset += EVENT as u64;
+        self.pattern.extend(&mut self.ready, self.offset, self.event);
+        self.offset += self.event as u64;
         self.taken.stream.write_all(&self.ready).unwrap();
         self.ready.clear();
     }
@@ -204,8 +203,8 @@ impl Writer {
                     return written;
                 }
                 self.ready.clear();
-                self.pattern.extend(&mut self.ready, self.offset, EVENT);
-                self.offset += EVENT as u64;
+                self.pattern.extend(&mut self.ready, self.offset, self.event);
+                self.offset += self.event as u64;
                 self.at = 0;
             }
             match self.taken.stream.write(&self.ready[self.at..]) {
@@ -343,9 +342,9 @@ const WINDOW: u64 = 256 * 1024;
 /// What sockets of pod and client, and the gateway's towards the pod, may hold of one answer, the
 /// daemon's one piece included.
 const BUFFERS: u64 = (64 + 64 + 32 + 64) * 1024;
+/// Of some tokens, and of one.
 const EVENT: usize = 2000;
-/// Threads that read what had been left unread.
-const READERS: usize = 16;
+const TOKEN: usize = 230;
 /// Events that are written one by one.
 const FIRST: usize = 10;
 /// Long enough for whatever moves to have moved.
