@@ -11,6 +11,7 @@ mod addresses;
 mod bodies;
 mod credit;
 mod ends;
+mod hand_over;
 mod keepalive;
 mod leave;
 mod overlaps;
@@ -73,6 +74,7 @@ cases! {
         a_silent_stream_is_ended,
         streams_finish_after_sigterm,
         a_killed_gateway_breaks_its_streams_and_lets_go_of_the_pods;
+    hand_over: thousands_of_hand_overs_in_one_answer;
     keepalive:
         hundreds_of_requests_on_one_connection_to_changing_pods,
         the_next_request_is_sent_while_the_answer_flows,
