@@ -81,6 +81,7 @@ cases! {
         many_requests_are_sent_at_once;
     leave:
         the_pod_is_let_go_when_the_client_leaves,
+        the_pod_is_let_go_before_it_has_been_asked_ten_times,
         a_pod_that_writes_on_and_on_is_stopped_when_the_client_leaves;
     overlaps: segments_that_repeat_what_came_before;
     slow:
