@@ -95,6 +95,7 @@ cases! {
     volume: two_hundred_megabytes_of_mixed_traffic;
     writes:
         every_call_that_writes,
+        writes_that_are_taken_in_part,
         large_requests_on_a_connection_that_carried_a_stream;
 }
 

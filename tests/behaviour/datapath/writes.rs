@@ -1,8 +1,8 @@
 //! Pods that write by any call that the system has, and read as before: their sockets are theirs,
 //! and what is attached to them must not show.
 
-use std::io::{IoSlice, Seek as _, Write as _};
-use std::net::TcpStream;
+use std::io::{IoSlice, Read as _, Seek as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::thread;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use sluice_tests::pattern::Pattern;
 use sluice_tests::pod::{LAST, RawPod, STREAM, chunk};
 use socket2::SockRef;
 
-use super::{Carrier, assert_nothing_left, flowing, pass_events};
+use super::{Carrier, assert_nothing_left, event, flowing, pass_events};
 
 /// Writes all of it.
 struct Call {
@@ -119,6 +119,54 @@ fn from_a_file(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// A socket without room takes part of a write, and the rest is shown to whatever looks at writes once more. It
+/// must not spoil what comes later, on this connection or another.
+pub(super) fn writes_that_are_taken_in_part(carrier: Carrier) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // Accepted sockets inherit it.
+    SockRef::from(&listener).set_send_buffer_size(16 * 1024).unwrap();
+    let pod = RawPod::serve(listener);
+    let gateway = carrier.raw_gateway(&pod);
+    let rounds = 4;
+    let mut client = Client::connect(gateway.address);
+    for round in 0..rounds {
+        client.post("/v1/chat/completions", &chat("base", 9, true));
+        let mut taken = pod.take();
+        taken.send(STREAM);
+        pass_events(&mut client, &mut taken, 0..20);
+        let large = chunk(Pattern::new(round).bytes(1_000_000));
+        let reader = client.stream.try_clone().unwrap();
+        let reading = thread::spawn({
+            let mut came = vec![0; large.len()];
+            move || (&reader).read_exact(&mut came).map(|()| came)
+        });
+        taken.stream.set_nonblocking(true).unwrap();
+        let (mut written, mut in_part) = (0, 0);
+        while written < large.len() {
+            match taken.stream.write(&large[written..]) {
+                Ok(count) => {
+                    written += count;
+                    in_part += u32::from(written < large.len());
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => panic!("the pod cannot write: {error}"),
+            }
+        }
+        taken.stream.set_nonblocking(false).unwrap();
+        assert!(in_part > 0, "every write was taken whole");
+        assert!(reading.join().unwrap().unwrap() == large, "round {round}");
+        taken.send(LAST);
+        client.read_until(LAST);
+        taken.keep();
+    }
+    drop(client);
+    // In each round the kernel carried events.
+    carrier.assert_moved_of(&gateway, u64::from(rounds) * 15 * event(1).len() as u64, 0);
+    assert_nothing_left(&gateway);
+}
+
 /// What comes from the gateway is read as ever on a connection on which a stream was carried.
 pub(super) fn large_requests_on_a_connection_that_carried_a_stream(carrier: Carrier) {
     let pod = RawPod::start();
@@ -128,14 +176,16 @@ pub(super) fn large_requests_on_a_connection_that_carried_a_stream(carrier: Carr
     for round in 0..4 {
         let own = taken.stream.peer_addr().unwrap();
         assert_eq!(*connection.get_or_insert(own), own, "another connection is used");
+        // Made before the connection is idle: it is not kept for long.
+        let mut body = chat("base", 9, true);
+        body["pad"] = String::from_utf8(Pattern::new(round).bytes(5_000_000)).unwrap().into();
+        let body = body.to_string();
         taken.send(LAST);
         client.read_until(LAST);
         taken.keep();
-        let mut body = chat("base", 9, true);
-        body["pad"] = String::from_utf8(Pattern::new(round).bytes(5_000_000)).unwrap().into();
-        client.post("/v1/chat/completions", &body);
+        client.post_bytes("/v1/chat/completions", body.as_bytes());
         taken = pod.take();
-        assert!(taken.body == body.to_string().as_bytes(), "the request differs");
+        assert!(taken.body == body.as_bytes(), "the request differs");
         taken.send(STREAM);
         pass_events(&mut client, &mut taken, 0..30);
     }
