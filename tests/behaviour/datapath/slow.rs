@@ -340,8 +340,8 @@ fn socket_memory(port: u16) -> u64 {
 /// What the gateway may have on its way to one client.
 const WINDOW: u64 = 256 * 1024;
 /// What sockets of pod and client, and the gateway's towards the pod, may hold of one answer, the
-/// daemon's one piece included.
-const BUFFERS: u64 = (64 + 64 + 32 + 64) * 1024;
+/// daemon's one piece included; and what the last segments are larger than the room that was left.
+const BUFFERS: u64 = (64 + 64 + 32 + 64 + 16) * 1024;
 /// Of some tokens, and of one.
 const EVENT: usize = 2000;
 const TOKEN: usize = 230;
