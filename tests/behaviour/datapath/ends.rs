@@ -79,12 +79,12 @@ pub(super) fn a_cut_anywhere_in_any_framing(carrier: Carrier) {
 
 pub(super) fn a_silent_stream_is_ended(carrier: Carrier) {
     let pod = RawPod::start();
-    let plan = carrier.plan([pod.address]).spec("  limits: {streamIdleTimeout: 1s}");
+    let plan = carrier.plan([pod.address]).spec("  limits: {streamIdleTimeout: 2s}");
     let gateway = Gateway::start(&plan);
     let (mut client, mut taken) = flowing(&gateway, &pod, 20);
     // Slow is not silent: together this is longer than the limit.
     for number in 20..25 {
-        thread::sleep(Duration::from_millis(300));
+        thread::sleep(Duration::from_millis(500));
         pass_events(&mut client, &mut taken, number..number + 1);
     }
     assert!(client.is_closed());
