@@ -117,7 +117,10 @@ pub enum Standing {
     /// The kernel took it, and has given the flow back: nothing changes before the next offer.
     Returned,
     /// The connection has fallen silent, as bytes could neither be sent nor passed.
-    Broken,
+    Broken {
+        /// The kernel had taken the offer before.
+        taken: bool,
+    },
 }
 
 /// Why a flow went back to the daemon.
@@ -320,9 +323,10 @@ impl Carried {
 
     /// What has become of the offer of this turn, the daemon's last.
     pub const fn standing(&self, turn: u32) -> Standing {
+        let taken = turn != 0 && self.adopted() == turn;
         match self.mode() {
-            BROKEN => Standing::Broken,
-            _ if turn == 0 || self.adopted() != turn => Standing::Waiting,
+            BROKEN => Standing::Broken { taken },
+            _ if !taken => Standing::Waiting,
             KERNEL => Standing::Carrying,
             _ => Standing::Returned,
         }

@@ -48,7 +48,8 @@ pub struct PathStatus {
     pub available: bool,
     /// Why not.
     pub reason: Option<String>,
-    /// Responses that it has carried.
+    /// Responses that it has carried. A gateway of an earlier version does not say.
+    #[serde(default)]
     pub responses: u64,
 }
 
@@ -72,7 +73,8 @@ pub struct ListenerView {
     pub address: String,
     /// Connections that sk_lookup steered.
     pub steered: u64,
-    /// Workers' sockets passed over, as they listened no more.
+    /// Workers' sockets passed over, as they listened no more. A gateway of an earlier version does not say.
+    #[serde(default)]
     pub retried: u64,
     /// Connections refused, as no worker's socket was there.
     pub dropped: u64,

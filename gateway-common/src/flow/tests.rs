@@ -70,7 +70,8 @@ fn where_an_offer_stands_is_told_by_turn_and_mode_together() {
     assert!(carried.arrive(&offer(10, 2), LOCAL, 10));
     assert_eq!(carried.standing(2), Standing::Carrying);
     carried.give_up();
-    assert_eq!((carried.standing(2), carried.standing(3)), (Standing::Broken, Standing::Broken));
+    assert_eq!(carried.standing(2), Standing::Broken { taken: true });
+    assert_eq!(carried.standing(3), Standing::Broken { taken: false }, "it is not in `carried`");
 }
 
 #[test]

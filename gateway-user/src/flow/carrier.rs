@@ -251,7 +251,7 @@ impl Carrier for Splice<'_> {
                         return Ok(None);
                     }
                 }
-                Standing::Broken => return Err(io::ErrorKind::ConnectionAborted.into()),
+                Standing::Broken { .. } => return Err(io::ErrorKind::ConnectionAborted.into()),
             }
         }
     }
@@ -309,7 +309,9 @@ impl<'a> Offers<'a> {
     }
 
     fn take_back(&mut self) -> Option<Returned> {
-        if !self.open || self.link.standing() == Standing::Waiting {
+        let taken =
+            !matches!(self.link.standing(), Standing::Waiting | Standing::Broken { taken: false });
+        if !self.open || !taken {
             return None;
         }
         self.open = false;
