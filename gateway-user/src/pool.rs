@@ -13,12 +13,14 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::config::{MetricsSource, Scheduler};
+use crate::config::{MetricsSource, Scheduler, Weights};
 use crate::metrics::PoolMetrics;
 use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
 use crate::schedule::filter::Tier;
-use crate::schedule::scorers::SCORERS;
-use crate::schedule::{self, AdapterFit, NoPod, PodView, Profile, Scratch, Signals};
+use crate::schedule::{
+    self, AdapterFit, Demand, NoPod, Picker, PodView, Policy, Preset, Profile, Scorer, Scratch,
+    Signals, Weighted,
+};
 
 /// The pods that serve one base model.
 #[derive(Debug)]
@@ -195,8 +197,9 @@ impl Pool {
             metrics,
             is_direct: scheduler.direct.is_some(),
             profile: Profile {
-                weights: scheduler.weights,
+                policy: policy(scheduler),
                 saturation: scheduler.saturation,
+                max_wait: MAX_WAIT,
                 stale_after: scheduler.metrics.stale_after,
             },
             inner: Mutex::new(Inner {
@@ -222,7 +225,7 @@ impl Pool {
             let view = entry.view(ask, now);
             PodView { ready: view.ready || none_ready && entry.is_silent(), ..view }
         }));
-        let pick = schedule::pick(views, &self.profile, rng, scratch)?;
+        let pick = schedule::pick(views, &Demand::default(), &self.profile, rng, scratch)?;
         let Some(entry) = pods.get(pick.index) else { return Err(NoPod::Empty) };
         entry.pod.in_flight.fetch_add(1, Ordering::Relaxed);
         entry.pod.requests.fetch_add(1, Ordering::Relaxed);
@@ -249,7 +252,7 @@ impl Pool {
     /// The most that a pod can score.
     pub fn most_score(&self) -> f32 {
         // Never 0, as it is divided by.
-        schedule::weight_sum(&self.profile.weights).max(1.0)
+        self.profile.policy.most_score().max(1.0)
     }
 
     /// The pods, in the order of the configuration.
@@ -268,7 +271,7 @@ impl Pool {
         let Inner { pods, views, scratch, .. } = &mut *inner;
         views.clear();
         views.extend(pods.iter().map(|entry| entry.view(Ask::default(), now)));
-        let explained = schedule::explain(views, &self.profile, scratch);
+        let explained = schedule::explain(views, &Demand::default(), &self.profile, scratch);
         pods.iter()
             .zip(views.iter())
             .zip(explained)
@@ -277,11 +280,7 @@ impl Pool {
                 view: *view,
                 engine: entry.engine,
                 score: explained.score,
-                parts: SCORERS
-                    .iter()
-                    .zip(explained.scores)
-                    .filter_map(|(scorer, value)| Some((scorer.name, value?)))
-                    .collect(),
+                parts: explained.parts,
                 adapters: entry.adapters(),
                 trouble: entry.trouble(now).or_else(|| match explained.score {
                     Some(_) => None,
@@ -508,8 +507,9 @@ impl Entry {
                 Some(name) if self.loaded.iter().any(|loaded| &**loaded == name) => {
                     AdapterFit::Loaded
                 }
-                Some(_) => AdapterFit::Absent,
+                Some(_) => AdapterFit::Unlisted,
             },
+            ..PodView::default()
         }
     }
 
@@ -594,6 +594,25 @@ impl Entry {
     }
 }
 
+/// The cost model, unless weights are configured. Nothing is known of what is said on whole connections, so
+/// that nothing can be estimated of them.
+fn policy(scheduler: &Scheduler) -> Policy {
+    let Weights { queue, kv_cache, running_requests, active_request, lora_affinity } =
+        scheduler.weights;
+    if scheduler.weights == DEFAULT_WEIGHTS && scheduler.direct.is_none() {
+        return Policy::Cost(Preset::LATENCY);
+    }
+    let scorers = [
+        (Scorer::Queue, queue),
+        (Scorer::KvCacheUtilization, kv_cache),
+        (Scorer::RunningRequests, running_requests),
+        (Scorer::ActiveRequest { idle_threshold: 0, max_busy_score: 1.0 }, active_request),
+        (Scorer::LoraAffinity, lora_affinity),
+    ];
+    let weighted = |(scorer, weight)| Weighted { scorer, weight: weight as f32 };
+    Policy::Scorers { scorers: scorers.map(weighted).to_vec(), picker: Picker::MaxScore }
+}
+
 /// Why a pod that nothing is wrong with has no score.
 fn left_out(tier: Tier) -> Option<String> {
     match tier {
@@ -604,6 +623,13 @@ fn left_out(tier: Tier) -> Option<String> {
         Tier::Fresh | Tier::FreshElsewhere | Tier::Tried | Tier::NotReady => None,
     }
 }
+
+/// The weights of a configuration that names none.
+const DEFAULT_WEIGHTS: Weights =
+    Weights { queue: 2, kv_cache: 2, running_requests: 1, active_request: 2, lora_affinity: 4 };
+
+/// A pod takes no more requests when one is expected to wait longer than this: clients have gone by then.
+const MAX_WAIT: Duration = Duration::from_secs(120);
 
 static NEXT_POD: AtomicU32 = AtomicU32::new(1);
 

@@ -1,12 +1,14 @@
 //! Which pods may be given a request at all, and which of them come first.
 //!
 //! A pod with fresh signals comes before one without, however idle the latter may be. Within that,
-//! a request for an adapter goes to pods where it is resident while any of those takes requests:
-//! elsewhere it costs a load, or fails with 404 where adapters are not loaded on demand, and no
-//! amount of queue or KV cache outweighs that. So this is an order here and not a matter of
-//! weights, which score pods of the same tier only. A `loraAffinity` weight of 0 turns it off.
+//! a request for an adapter goes to pods that have it while any of those takes requests, rather than
+//! to one that lists its models without it: that may answer 404, and no amount of queue or KV cache
+//! outweighs an error. Where an adapter would be loaded on demand, the cost model weighs the time
+//! that takes; scorers cannot, and so take such a pod too for one without it. With scorers, a
+//! `lora-affinity` weight of 0 turns all of this off.
 
-use super::{AdapterFit, Candidate, NoPod, PodView, Profile, Signals};
+use super::cost::{Fleet, estimate};
+use super::{AdapterFit, Candidate, Demand, NoPod, PodView, Policy, Profile, Scorer, Signals};
 
 /// Where a pod stands for one request; the first tier with a pod in it gives the candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,8 +29,8 @@ pub enum Tier {
     NotReady,
 }
 
-/// Where one pod stands.
-pub fn tier(pod: &PodView, profile: &Profile) -> Tier {
+/// Where one pod stands, with `wait` seconds expected there before the pod begins with the request.
+pub fn tier(pod: &PodView, profile: &Profile, wait: f32) -> Tier {
     if !pod.ready {
         return Tier::NotReady;
     }
@@ -36,10 +38,10 @@ pub fn tier(pod: &PodView, profile: &Profile) -> Tier {
         return Tier::Tried;
     }
     let limits = &profile.saturation;
-    if pod.in_flight >= limits.in_flight {
+    if pod.in_flight >= limits.in_flight || wait > profile.max_wait.as_secs_f32() {
         return Tier::Saturated;
     }
-    let elsewhere = pod.adapter == AdapterFit::Absent && profile.weights.lora_affinity > 0;
+    let elsewhere = profile.keeps_off(pod.adapter);
     let Some(signals) = pod.believed(profile.stale_after) else {
         return if elsewhere { Tier::UnknownElsewhere } else { Tier::Unknown };
     };
@@ -60,13 +62,17 @@ pub fn tier(pod: &PodView, profile: &Profile) -> Tier {
 /// [`NoPod`] when no pod may be given the request.
 pub(super) fn candidates(
     pods: &[PodView],
+    demand: &Demand,
     profile: &Profile,
     candidates: &mut Vec<Candidate>,
 ) -> Result<(), NoPod> {
     candidates.clear();
+    let fleet = Fleet::read(pods, demand, profile.stale_after);
     let mut best = Tier::NotReady;
     for (index, pod) in pods.iter().enumerate() {
-        let tier = tier(pod, profile);
+        let signals = pod.believed(profile.stale_after);
+        let estimate = estimate(pod, signals.as_ref(), demand, &fleet);
+        let tier = tier(pod, profile, estimate.wait());
         if tier > best || tier >= Tier::Saturated {
             best = best.min(tier);
             continue;
@@ -75,9 +81,15 @@ pub(super) fn candidates(
             best = tier;
             candidates.clear();
         }
-        let signals = pod.believed(profile.stale_after).unwrap_or_default();
+        let signals = signals.unwrap_or_default();
         candidates.push(Candidate {
             index,
+            estimate,
+            cached_tokens: pod.cached_tokens,
+            tokens: pod.own.tokens,
+            session: pod.session,
+            last_used: pod.last_used,
+            context_range: pod.context_range,
             in_flight: pod.in_flight,
             kv_usage: signals.kv_usage,
             waiting: signals.waiting,
@@ -94,6 +106,21 @@ pub(super) fn candidates(
     }
 }
 
+impl Profile {
+    /// Whether pods that stand so to the request's adapter come behind those that have it.
+    fn keeps_off(&self, adapter: AdapterFit) -> bool {
+        match &self.policy {
+            Policy::Cost(_) => adapter == AdapterFit::Unlisted,
+            Policy::Scorers { scorers, .. } => {
+                matches!(adapter, AdapterFit::Absent | AdapterFit::Unlisted)
+                    && scorers.iter().any(|weighted| {
+                        weighted.scorer == Scorer::LoraAffinity && weighted.weight > 0.0
+                    })
+            }
+        }
+    }
+}
+
 /// What a pod runs, at least. What this gateway has in flight there and the pod does not tell of is
 /// on its way: signals are a scrape old, and one pod's scrape may lie before a burst that the
 /// others' show. Such a pod would look idle, and draw the rest of the burst.
@@ -107,7 +134,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::schedule::tests::{idle, profile};
+    use crate::schedule::Preset;
+    use crate::schedule::speed::Line;
+    use crate::schedule::tests::{idle, profile, weights};
 
     #[test]
     fn each_pod_has_its_tier() {
@@ -154,7 +183,7 @@ mod tests {
             ),
         ];
         for (name, pod, expected) in table {
-            assert_eq!(tier(&pod, &profile()), expected, "{name}");
+            assert_eq!(tier(&pod, &profile(), 0.0), expected, "{name}");
         }
     }
 
@@ -166,7 +195,8 @@ mod tests {
             [(0.79, Tier::Fresh), (0.8, Tier::Saturated), (7.0, Tier::Saturated)]
         {
             let signals = Signals { kv_usage: Some(usage), ..Signals::default() };
-            assert_eq!(tier(&PodView { signals, ..idle() }, &profile), expected, "{usage}");
+            let pod = PodView { signals, ..idle() };
+            assert_eq!(tier(&pod, &profile, 0.0), expected, "{usage}");
         }
     }
 
@@ -190,7 +220,7 @@ mod tests {
         ];
         let mut found = Vec::new();
         for (name, pods, expected) in table {
-            let outcome = candidates(&pods, &profile(), &mut found);
+            let outcome = candidates(&pods, &Demand::default(), &profile(), &mut found);
             let places: Vec<usize> = found.iter().map(|candidate| candidate.index).collect();
             assert_eq!(outcome.map(|()| places), expected, "{name}");
         }
@@ -198,10 +228,41 @@ mod tests {
 
     #[test]
     fn without_its_weight_residency_does_not_order() {
-        let mut profile = profile();
-        profile.weights.lora_affinity = 0;
-        let pod = PodView { adapter: AdapterFit::Absent, ..idle() };
-        assert_eq!(tier(&pod, &profile), Tier::Fresh);
+        let profile = weights([(Scorer::Queue, 1.0), (Scorer::LoraAffinity, 0.0)]);
+        for adapter in [AdapterFit::Absent, AdapterFit::Unlisted] {
+            assert_eq!(tier(&PodView { adapter, ..idle() }, &profile, 0.0), Tier::Fresh);
+        }
+    }
+
+    #[test]
+    fn where_an_adapter_would_be_loaded_the_cost_model_weighs_it() {
+        let profile = Profile { policy: Policy::Cost(Preset::LATENCY), ..profile() };
+        for (adapter, expected) in [
+            (AdapterFit::Loaded, Tier::Fresh),
+            (AdapterFit::Absent, Tier::Fresh),
+            (AdapterFit::Unlisted, Tier::FreshElsewhere),
+        ] {
+            assert_eq!(tier(&PodView { adapter, ..idle() }, &profile, 0.0), expected);
+        }
+    }
+
+    #[test]
+    fn a_long_wait_saturates() {
+        let profile = Profile { max_wait: Duration::from_secs(10), ..profile() };
+        for (wait, expected) in [(0.0, Tier::Fresh), (10.0, Tier::Fresh), (10.1, Tier::Saturated)] {
+            assert_eq!(tier(&idle(), &profile, wait), expected, "{wait}");
+        }
+        // By the prompts ahead, at the pod's own speed.
+        let mut found = Vec::new();
+        let mut pod = idle();
+        for (speed, prefill_tokens, expected) in
+            [(1.0, 60_000, Ok(())), (1.0, 90_000, Err(NoPod::Saturated)), (0.5, 90_000, Ok(()))]
+        {
+            pod.speed.first = Line::new(0.0, speed / 8_000.0);
+            pod.own.prefill_tokens = prefill_tokens;
+            let outcome = candidates(&[pod], &Demand::default(), &profile, &mut found);
+            assert_eq!(outcome, expected, "{speed} {prefill_tokens}");
+        }
     }
 
     #[test]
@@ -228,7 +289,7 @@ mod tests {
     fn stale_signals_do_not_reach_the_scorers() {
         let stale = PodView { age: Some(Duration::from_secs(60)), in_flight: 3, ..idle() };
         let mut found = Vec::new();
-        candidates(&[stale], &profile(), &mut found).unwrap();
+        candidates(&[stale], &Demand::default(), &profile(), &mut found).unwrap();
         let candidate = found[0];
         assert_eq!((candidate.kv_usage, candidate.waiting, candidate.running), (None, None, None));
         assert_eq!(candidate.in_flight, 3);

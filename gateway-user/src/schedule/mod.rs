@@ -1,12 +1,14 @@
 //! Which pod: filter, score, pick.
 //!
-//! [`filter`] keeps the pods of the best [`Tier`], [`scorers`] give each of them 0..1, the weighted
-//! sum is a pod's score, and [`picker`] takes the highest, equals by lot.
+//! [`filter`] keeps the pods of the best [`Tier`]. Then the profile's [`Policy`] decides: by default the
+//! [`cost`] model, which estimates what the request takes at each pod and takes one of the cheapest, by
+//! lot; or [`scorers`] that give each pod 0..1, whose weighted sum a [`picker`] goes by.
 //!
 //! Pure: no IO, no clock, no lock, and no allocation once [`Scratch`] has grown to the pool. The
 //! caller gives a view of every pod and reserves the picked one in the same critical section: two
 //! requests that look before either has reserved would both see the same idle pod. The simulator
-//! calls this very code.
+//! calls this very code. What a view needs of the gateway's own requests and of a pod's speed is
+//! kept by a [`ledger`] for each pod.
 //!
 //! What is unknown is never read as idle. A pod without fresh signals is used only where no pod
 //! with fresh signals will take the request, and a field that a fresh pod does not report scores
@@ -14,86 +16,50 @@
 
 use std::time::Duration;
 
-use crate::config::{Saturation, Weights};
+use crate::config::Saturation;
 
+pub mod cost;
+pub mod drain;
 pub mod filter;
+pub mod ledger;
 pub mod picker;
 pub mod scorers;
+pub mod speed;
+pub mod view;
 
+pub use cost::{Estimate, Preset};
 pub use filter::Tier;
-pub use scorers::{NEUTRAL, SCORERS, Scorer};
-
-/// What a pod's metrics say. `None` is "unknown", which is never the same as "idle".
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Signals {
-    /// KV cache in use, 0..1. Of several engines behind one endpoint, the fullest.
-    pub kv_usage: Option<f32>,
-    /// Requests waiting; of several engines, the sum.
-    pub waiting: Option<u32>,
-    /// Requests running; of several engines, the sum.
-    pub running: Option<u32>,
-    /// Adapters that fit at once (`max_lora`).
-    pub adapter_slots: Option<u32>,
-    /// Adapters with live requests.
-    pub adapters_active: Option<u32>,
-}
-
-/// How a pod stands to the adapter that a request names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AdapterFit {
-    /// The request names none.
-    #[default]
-    NotNeeded,
-    /// It has live requests there: it is in GPU memory.
-    Active,
-    /// The pod lists it as loaded.
-    Loaded,
-    /// Absent.
-    Absent,
-}
-
-/// One pod as the scheduler sees it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PodView {
-    /// It may be given requests at all: reachable and not draining.
-    pub ready: bool,
-    /// This request has been tried there and failed.
-    pub tried: bool,
-    /// Requests that this gateway has in flight there.
-    pub in_flight: u32,
-    /// What it last said.
-    pub signals: Signals,
-    /// How old that is; `None` when it has never said anything.
-    pub age: Option<Duration>,
-    /// How it stands to the request's adapter.
-    pub adapter: AdapterFit,
-}
-
-impl PodView {
-    /// What may be believed of its signals: nothing when they are older than `stale_after`, and of a
-    /// KV usage only what is a share.
-    ///
-    /// A known engine that answered without a number is believed too, with scorers giving what is missing a
-    /// neutral value: TGI has no gauges before its first request, and to wait for them would send that
-    /// one pod all requests which got the first.
-    pub fn believed(&self, stale_after: Duration) -> Option<Signals> {
-        if self.age? > stale_after {
-            return None;
-        }
-        let kv_usage = self.signals.kv_usage.filter(|usage| usage.is_finite() && *usage >= 0.0);
-        Some(Signals { kv_usage: kv_usage.map(|usage| usage.min(1.0)), ..self.signals })
-    }
-}
+pub use ledger::{Ledger, Sent, Ticket};
+pub use picker::Picker;
+pub use scorers::{NEUTRAL, Scorer, Weighted};
+pub use speed::Speed;
+pub use view::{AdapterFit, Demand, Own, PodView, Signals, Since};
 
 /// How a pool schedules.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    /// What each scorer counts for.
-    pub weights: Weights,
+    /// How pods compare.
+    pub policy: Policy,
     /// When a pod takes no more requests.
     pub saturation: Saturation,
+    /// Nor when a request is expected to wait longer than this before the pod begins with it.
+    pub max_wait: Duration,
     /// Signals older than this are unknown.
     pub stale_after: Duration,
+}
+
+/// How the pods of the best tier compare.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Policy {
+    /// By the seconds that the request is expected to cost.
+    Cost(Preset),
+    /// By a weighted sum of scores.
+    Scorers {
+        /// What counts, and for how much.
+        scorers: Vec<Weighted>,
+        /// Which of the scored is taken.
+        picker: Picker,
+    },
 }
 
 /// The pod that was picked.
@@ -101,8 +67,10 @@ pub struct Profile {
 pub struct Pick {
     /// Its place in the slice of pods.
     pub index: usize,
-    /// Its score: 0 to the sum of the weights.
+    /// Its score: 0 to [`Policy::most_score`].
     pub score: f32,
+    /// What is expected of the request there.
+    pub estimate: Estimate,
 }
 
 /// Why there is no pod for a request.
@@ -120,15 +88,17 @@ pub enum NoPod {
 }
 
 /// What [`explain`] says of one pod.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// Where the filter put it.
     pub tier: Tier,
     /// Its score when it is a candidate, that is in the best tier that any pod is in.
     pub score: Option<f32>,
-    /// What each scorer gave it, unweighted, in the order of [`SCORERS`]; `None` when it is no
-    /// candidate or the scorer's weight is 0.
-    pub scores: [Option<f32>; SCORERS.len()],
+    /// What the score is made of: what each scorer gave it, unweighted, or the seconds of its cost. Empty
+    /// when it is no candidate.
+    pub parts: Vec<(&'static str, f32)>,
+    /// What is expected of the request there, when it is a candidate.
+    pub estimate: Option<Estimate>,
 }
 
 /// Memory that picks reuse; one for each thread or lock.
@@ -139,6 +109,8 @@ pub struct Scratch {
     totals: Vec<f32>,
     /// One scorer's values, side by side with `candidates`.
     column: Vec<f32>,
+    /// Places of candidates, for scorers that rank.
+    order: Vec<u32>,
 }
 
 /// Picks the pod for one request.
@@ -147,55 +119,94 @@ pub struct Scratch {
 /// [`NoPod`] when no pod may be given the request.
 pub fn pick(
     pods: &[PodView],
+    demand: &Demand,
     profile: &Profile,
     rng: &mut fastrand::Rng,
     scratch: &mut Scratch,
 ) -> Result<Pick, NoPod> {
-    evaluate(pods, profile, scratch, |_, _, _| {})?;
-    let slack = TIE * weight_sum(&profile.weights);
-    let Some(place) = picker::max_score(&scratch.totals, slack, rng) else {
-        return Err(NoPod::Empty);
+    evaluate(pods, demand, profile, scratch, |_, _, _| {})?;
+    let Scratch { candidates, totals, .. } = scratch;
+    let place = match &profile.policy {
+        Policy::Cost(preset) => picker::cheapest(pods, demand, preset, candidates, totals, rng),
+        Policy::Scorers { scorers, picker } => picker.pick(totals, TIE * weight_sum(scorers), rng),
     };
-    let (Some(candidate), Some(&score)) =
-        (scratch.candidates.get(place), scratch.totals.get(place))
+    let Some((candidate, &total)) =
+        place.and_then(|place| candidates.get(place).zip(totals.get(place)))
     else {
         return Err(NoPod::Empty);
     };
-    Ok(Pick { index: candidate.index, score })
+    let score = match profile.policy {
+        Policy::Cost(_) => relative(least(totals), total),
+        Policy::Scorers { .. } => total,
+    };
+    Ok(Pick { index: candidate.index, score, estimate: candidate.estimate })
 }
 
 /// Says how [`pick`] sees each pod, one entry for each of `pods` and in their order. Allocates; not
 /// for each request.
-pub fn explain(pods: &[PodView], profile: &Profile, scratch: &mut Scratch) -> Vec<Explanation> {
+pub fn explain(
+    pods: &[PodView],
+    demand: &Demand,
+    profile: &Profile,
+    scratch: &mut Scratch,
+) -> Vec<Explanation> {
+    let fleet = cost::Fleet::read(pods, demand, profile.stale_after);
     let mut pages: Vec<Explanation> = pods
         .iter()
-        .map(|pod| Explanation {
-            tier: filter::tier(pod, profile),
-            score: None,
-            scores: [None; SCORERS.len()],
+        .map(|pod| {
+            let signals = pod.believed(profile.stale_after);
+            let estimate = cost::estimate(pod, signals.as_ref(), demand, &fleet);
+            let tier = filter::tier(pod, profile, estimate.wait());
+            Explanation { tier, score: None, parts: Vec::new(), estimate: None }
         })
         .collect();
-    let outcome = evaluate(pods, profile, scratch, |scorer, candidates, column| {
+    let outcome = evaluate(pods, demand, profile, scratch, |name, candidates, column| {
         for (candidate, &score) in candidates.iter().zip(column) {
-            let page = pages.get_mut(candidate.index);
-            if let Some(slot) = page.and_then(|page| page.scores.get_mut(scorer)) {
-                *slot = Some(score);
+            if let Some(page) = pages.get_mut(candidate.index) {
+                page.parts.push((name, score));
             }
         }
     });
-    if outcome.is_ok() {
-        for (candidate, &total) in scratch.candidates.iter().zip(&scratch.totals) {
-            if let Some(page) = pages.get_mut(candidate.index) {
-                page.score = Some(total);
+    if outcome.is_err() {
+        return pages;
+    }
+    let least = least(&scratch.totals);
+    for (candidate, &total) in scratch.candidates.iter().zip(&scratch.totals) {
+        let Some(page) = pages.get_mut(candidate.index) else { continue };
+        let estimate = candidate.estimate;
+        page.estimate = Some(estimate);
+        page.score = Some(match profile.policy {
+            Policy::Scorers { .. } => total,
+            Policy::Cost(_) => {
+                page.parts.extend([
+                    ("cost", total),
+                    ("ahead", estimate.ahead),
+                    ("room", estimate.room),
+                    ("adapter", estimate.adapter),
+                    ("overdue", estimate.overdue),
+                    ("prefill", estimate.prefill),
+                    ("token", estimate.token),
+                ]);
+                relative(least, total)
             }
-        }
+        });
     }
     pages
 }
 
+impl Policy {
+    /// The most that a pod can score.
+    pub fn most_score(&self) -> f32 {
+        match self {
+            Self::Cost(_) => 1.0,
+            Self::Scorers { scorers, .. } => weight_sum(scorers),
+        }
+    }
+}
+
 /// The most that a pod can score under these weights.
-pub fn weight_sum(weights: &Weights) -> f32 {
-    SCORERS.iter().map(|scorer| (scorer.weight)(weights) as f32).sum()
+fn weight_sum(scorers: &[Weighted]) -> f32 {
+    scorers.iter().map(Weighted::weight).sum()
 }
 
 /// A pod that passed the filter, as scorers see it: only signals that may be believed are left.
@@ -203,8 +214,12 @@ pub fn weight_sum(weights: &Weights) -> f32 {
 pub struct Candidate {
     /// Its place in the slice of pods.
     pub index: usize,
+    /// What is expected of the request there.
+    pub estimate: Estimate,
     /// Requests that this gateway has in flight there.
     pub in_flight: u32,
+    /// Their prompts and expected answers, in tokens.
+    pub tokens: u64,
     /// KV cache in use, 0..1.
     pub kv_usage: Option<f32>,
     /// Requests waiting.
@@ -215,37 +230,65 @@ pub struct Candidate {
     pub adapters: Option<(u32, u32)>,
     /// How it stands to the request's adapter.
     pub adapter: AdapterFit,
+    /// Tokens of the request's prompt that it has cached.
+    pub cached_tokens: u32,
+    /// The request's session has been served there.
+    pub session: bool,
+    /// The place, in the order of dispatch, of the last request that no pod had cached; 0 is never.
+    pub last_used: u64,
+    /// Lengths of prompts, in tokens, that it is meant for.
+    pub context_range: Option<(u32, u32)>,
 }
 
-/// Fills `scratch` with the candidates and their scores, and shows each scorer's values as they are
-/// made.
+/// Fills `scratch` with the candidates and their scores (or costs), and shows each scorer's values as they
+/// are made.
 fn evaluate(
     pods: &[PodView],
+    demand: &Demand,
     profile: &Profile,
     scratch: &mut Scratch,
-    mut seen: impl FnMut(usize, &[Candidate], &[f32]),
+    mut seen: impl FnMut(&'static str, &[Candidate], &[f32]),
 ) -> Result<(), NoPod> {
-    let Scratch { candidates, totals, column } = scratch;
-    filter::candidates(pods, profile, candidates)?;
+    let Scratch { candidates, totals, column, order } = scratch;
+    filter::candidates(pods, demand, profile, candidates)?;
     totals.clear();
+    let scorers = match &profile.policy {
+        Policy::Cost(preset) => {
+            totals.extend(candidates.iter().map(|candidate| {
+                pods.get(candidate.index).map_or(f32::MAX, |pod| {
+                    cost::cost(pod, &candidate.estimate, demand, preset, profile.stale_after)
+                })
+            }));
+            return Ok(());
+        }
+        Policy::Scorers { scorers, .. } => scorers,
+    };
     totals.resize(candidates.len(), 0.0);
-    for (place, scorer) in SCORERS.iter().enumerate() {
-        let weight = (scorer.weight)(&profile.weights);
-        if weight == 0 {
+    for weighted in scorers {
+        let weight = weighted.weight();
+        if weight == 0.0 {
             continue;
         }
         column.clear();
         column.resize(candidates.len(), NEUTRAL);
-        (scorer.score)(candidates, column);
-        let weight = weight as f32;
+        weighted.scorer.score(demand, candidates, column, order);
         for (total, score) in totals.iter_mut().zip(column.iter_mut()) {
             // Not `clamp`, which keeps a NaN.
             *score = if *score > 0.0 { score.min(1.0) } else { 0.0 };
             *total += weight * *score;
         }
-        seen(place, candidates, column);
+        seen(weighted.scorer.name(), candidates, column);
     }
     Ok(())
+}
+
+fn least(costs: &[f32]) -> f32 {
+    costs.iter().copied().fold(f32::MAX, f32::min)
+}
+
+/// A cost as a score: 1 for the least of this pick, half for twice as much.
+fn relative(least: f32, cost: f32) -> f32 {
+    if cost > least { least / cost } else { 1.0 }
 }
 
 /// Scores closer than this share of the weights' sum are equal: summing in a different order moves

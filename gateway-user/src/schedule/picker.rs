@@ -1,13 +1,119 @@
-//! Takes the highest score, equals by lot.
+//! Which of the scored pods is taken.
 //!
 //! Always the first of equals would send every request to one pod of an idle pool; the lot is drawn
 //! anew each time from the caller's generator, so that a run can be replayed.
+
+use super::cost::Preset;
+use super::{Candidate, Demand, PodView};
+
+/// How scores lead to a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Picker {
+    /// The highest score, equals by lot.
+    #[default]
+    MaxScore,
+    /// Any pod, whatever its score.
+    Random,
+    /// A lot in which each pod counts for its score.
+    WeightedRandom,
+}
+
+impl Picker {
+    /// Its name in configuration and docs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MaxScore => "max-score",
+            Self::Random => "random",
+            Self::WeightedRandom => "weighted-random",
+        }
+    }
+
+    /// A picker by its name, with or without `-picker` behind it.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let name = name.strip_suffix("-picker").unwrap_or(name);
+        [Self::MaxScore, Self::Random, Self::WeightedRandom]
+            .into_iter()
+            .find(|picker| picker.name() == name)
+    }
+
+    /// The place of the taken score; those within `slack` of the highest are equal. `None` without scores.
+    pub fn pick(self, scores: &[f32], slack: f32, rng: &mut fastrand::Rng) -> Option<usize> {
+        match self {
+            Self::MaxScore => max_score(scores, slack, rng),
+            Self::Random => (!scores.is_empty()).then(|| rng.usize(..scores.len())),
+            Self::WeightedRandom => weighted_random(scores, rng),
+        }
+    }
+}
 
 /// The place of one of the highest scores; those within `slack` of the highest are equal. `None`
 /// without scores.
 pub fn max_score(scores: &[f32], slack: f32, rng: &mut fastrand::Rng) -> Option<usize> {
     let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let equal = |score: f32| score >= highest - slack;
+    by_lot(scores, |score| score >= highest - slack, rng)
+}
+
+/// The place of one of the scores by a lot in which each counts for itself. Where none is above 0, all
+/// count alike.
+pub fn weighted_random(scores: &[f32], rng: &mut fastrand::Rng) -> Option<usize> {
+    let counts = |score: f32| if score > 0.0 { score } else { 0.0 };
+    let sum: f32 = scores.iter().copied().map(counts).sum();
+    if !(sum > 0.0 && sum.is_finite()) {
+        return Picker::Random.pick(scores, 0.0, rng);
+    }
+    let mut left = rng.f32() * sum;
+    let mut last = None;
+    for (place, score) in scores.iter().copied().map(counts).enumerate() {
+        if score == 0.0 {
+            continue;
+        }
+        // What rounding leaves over falls to the last one.
+        last = Some(place);
+        if left < score {
+            break;
+        }
+        left -= score;
+    }
+    last
+}
+
+/// The place of one of the cheapest candidates: those within the preset's margin of the least cost are equal.
+///
+/// A prompt that none of these has cached goes to the one of them that every gateway would choose: its
+/// pods know only what they have sent themselves, and would else fill every pod with each prefix.
+pub(super) fn cheapest(
+    pods: &[PodView],
+    demand: &Demand,
+    preset: &Preset,
+    candidates: &[Candidate],
+    costs: &[f32],
+    rng: &mut fastrand::Rng,
+) -> Option<usize> {
+    let least = costs.iter().copied().fold(f32::INFINITY, f32::min);
+    let most = least * (1.0 + preset.margin.clamp(0.0, 1.0)) + NOISE;
+    let near = |cost: f32| cost <= most;
+    let is_cold = || {
+        candidates
+            .iter()
+            .zip(costs)
+            .all(|(candidate, &cost)| !near(cost) || candidate.cached_tokens == 0)
+    };
+    match demand.prefix.filter(|_| is_cold()) {
+        None => by_lot(costs, near, rng),
+        Some(prefix) => candidates
+            .iter()
+            .zip(costs)
+            .enumerate()
+            .filter(|&(_, (_, &cost))| near(cost))
+            .max_by_key(|&(_, (candidate, _))| {
+                pods.get(candidate.index).map(|pod| mixed(prefix, pod.key))
+            })
+            .map(|(place, _)| place),
+    }
+}
+
+/// The place of one of the scores that are `equal`, drawn evenly.
+fn by_lot(scores: &[f32], equal: impl Fn(f32) -> bool, rng: &mut fastrand::Rng) -> Option<usize> {
     let count = scores.iter().filter(|&&score| equal(score)).count();
     if count == 0 {
         return None;
@@ -15,6 +121,18 @@ pub fn max_score(scores: &[f32], slack: f32, rng: &mut fastrand::Rng) -> Option<
     let lot = if count == 1 { 0 } else { rng.usize(..count) };
     scores.iter().enumerate().filter(|&(_, &score)| equal(score)).nth(lot).map(|(place, _)| place)
 }
+
+/// A number that is spread evenly over all pairs: two rounds of multiplying and folding.
+fn mixed(prefix: u64, key: u64) -> u64 {
+    let round = |value: u64| {
+        let value = (value ^ (value >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        value ^ (value >> 29)
+    };
+    round(round(prefix).wrapping_add(key))
+}
+
+/// Costs closer than this, in seconds, are equal: no estimate is that exact.
+const NOISE: f32 = 0.002;
 
 #[cfg(test)]
 mod tests {

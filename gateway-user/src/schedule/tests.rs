@@ -20,17 +20,32 @@ pub(super) fn idle() -> PodView {
     }
 }
 
-/// The defaults.
+/// A request of which nothing is known.
+const NOTHING: Demand = Demand { prompt_tokens: 0, output_tokens: 0, prefix: None };
+
+/// A profile of scorers, as the configuration's default weights make it.
 pub(super) fn profile() -> Profile {
+    weights([
+        (Scorer::Queue, 2.0),
+        (Scorer::KvCacheUtilization, 2.0),
+        (Scorer::RunningRequests, 1.0),
+        (Scorer::ActiveRequest { idle_threshold: 0, max_busy_score: 1.0 }, 2.0),
+        (Scorer::LoraAffinity, 4.0),
+    ])
+}
+
+/// The default profile.
+pub(super) fn by_cost() -> Profile {
+    Profile { policy: Policy::Cost(Preset::LATENCY), ..profile() }
+}
+
+/// A profile of these scorers.
+pub(super) fn weights<const N: usize>(scorers: [(Scorer, f32); N]) -> Profile {
+    let scorers = scorers.map(|(scorer, weight)| Weighted { scorer, weight }).to_vec();
     Profile {
-        weights: Weights {
-            queue: 2,
-            kv_cache: 2,
-            running_requests: 1,
-            active_request: 2,
-            lora_affinity: 4,
-        },
+        policy: Policy::Scorers { scorers, picker: Picker::MaxScore },
         saturation: Saturation { queue_depth: 128, kv_cache: 1.0, in_flight: 1024 },
+        max_wait: Duration::from_secs(120),
         stale_after: Duration::from_secs(3),
     }
 }
@@ -41,9 +56,16 @@ fn send(pods: &mut [PodView], profile: &Profile, requests: usize, seed: u64) -> 
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut scratch = Scratch::default();
     let mut counts = vec![0; pods.len()];
+    let demand = Demand { prompt_tokens: 500, output_tokens: 200, ..Demand::default() };
     for _ in 0..requests {
-        let pick = pick(pods, profile, &mut rng, &mut scratch).unwrap();
-        pods[pick.index].in_flight += 1;
+        let pick = pick(pods, &demand, profile, &mut rng, &mut scratch).unwrap();
+        let pod = &mut pods[pick.index];
+        pod.in_flight += 1;
+        pod.own.pending += 1;
+        pod.own.prefill_tokens += 500;
+        pod.own.tokens += 700;
+        pod.own.since_scrape.sent += 1;
+        pod.own.since_scrape.tokens += 700;
         counts[pick.index] += 1;
     }
     counts
@@ -55,16 +77,19 @@ fn draw(pods: &[PodView], profile: &Profile, picks: usize) -> Vec<u32> {
     let mut scratch = Scratch::default();
     let mut counts = vec![0; pods.len()];
     for _ in 0..picks {
-        counts[pick(pods, profile, &mut rng, &mut scratch).unwrap().index] += 1;
+        counts[pick(pods, &NOTHING, profile, &mut rng, &mut scratch).unwrap().index] += 1;
     }
     counts
 }
 
 #[test]
 fn a_burst_on_idle_pods_is_spread() {
-    for seed in 0..50 {
-        let counts = send(&mut [idle(); 4], &profile(), 100, seed);
-        assert!(counts.iter().all(|count| (20..=30).contains(count)), "seed {seed}: {counts:?}");
+    for profile in [profile(), by_cost()] {
+        for seed in 0..50 {
+            let counts = send(&mut [idle(); 4], &profile, 100, seed);
+            let is_even = counts.iter().all(|count| (20..=30).contains(count));
+            assert!(is_even, "seed {seed}: {counts:?}");
+        }
     }
 }
 
@@ -102,9 +127,8 @@ fn all_scores_zero_is_a_lot() {
         signals: Signals { kv_usage: Some(1.0), ..Signals::default() },
         ..idle()
     };
-    let mut profile = profile();
-    profile.weights =
-        Weights { queue: 0, kv_cache: 2, running_requests: 0, active_request: 2, lora_affinity: 0 };
+    let active = Scorer::ActiveRequest { idle_threshold: 0, max_busy_score: 1.0 };
+    let profile = weights([(Scorer::KvCacheUtilization, 2.0), (active, 2.0)]);
     let counts = draw(&[full; 4], &profile, 4_000);
     assert!(counts.iter().all(|count| count.abs_diff(1_000) < 170), "{counts:?}");
 }
@@ -114,7 +138,8 @@ fn a_never_scraped_pod_gets_nothing_beside_fresh_ones() {
     let mut pods = [idle(), PodView { age: None, signals: Signals::default(), ..idle() }, idle()];
     pods[0].signals.waiting = Some(100);
     pods[2].signals.kv_usage = Some(0.97);
-    assert_eq!(send(&mut pods, &profile(), 500, 3)[1], 0);
+    assert_eq!(send(&mut pods.clone(), &profile(), 500, 3)[1], 0);
+    assert_eq!(send(&mut pods, &by_cost(), 500, 3)[1], 0);
 }
 
 #[test]
@@ -123,6 +148,7 @@ fn a_never_scraped_pod_serves_when_the_others_are_full() {
     full.signals.waiting = Some(128);
     let unknown = PodView { age: None, signals: Signals::default(), ..idle() };
     assert_eq!(send(&mut [full, unknown, full], &profile(), 50, 3), [0, 50, 0]);
+    assert_eq!(send(&mut [full, unknown, full], &by_cost(), 50, 3), [0, 50, 0]);
 }
 
 #[test]
@@ -133,8 +159,10 @@ fn a_stuck_kv_gauge_does_not_take_everything() {
             pod.signals.kv_usage = Some(honest);
         }
         pods[0].signals.kv_usage = Some(stuck);
-        let counts = send(&mut pods, &profile(), 400, 5);
-        assert!(counts.iter().all(|count| (20..=200).contains(count)), "{stuck}: {counts:?}");
+        for profile in [profile(), by_cost()] {
+            let counts = send(&mut pods.clone(), &profile, 400, 5);
+            assert!(counts.iter().all(|count| (20..=200).contains(count)), "{stuck}: {counts:?}");
+        }
     }
 }
 
@@ -165,7 +193,9 @@ fn a_saturated_resident_pod_gives_way_to_the_freest() {
 fn without_a_pod_the_reason_is_named() {
     let mut scratch = Scratch::default();
     let mut rng = fastrand::Rng::with_seed(1);
-    let mut ask = |pods: &[PodView]| pick(pods, &profile(), &mut rng, &mut scratch).unwrap_err();
+    let profile = profile();
+    let mut ask =
+        |pods: &[PodView]| pick(pods, &NOTHING, &profile, &mut rng, &mut scratch).unwrap_err();
     assert_eq!(ask(&[]), NoPod::Empty);
     assert_eq!(ask(&[PodView { ready: false, in_flight: 5000, ..idle() }]), NoPod::Empty);
     assert_eq!(ask(&[PodView { tried: true, ..idle() }]), NoPod::Exhausted);
@@ -179,17 +209,26 @@ fn explain_names_every_pod_and_agrees_with_pick() {
     busy.in_flight = 4;
     let pods = [busy, PodView { age: None, ..idle() }, idle(), PodView { ready: false, ..idle() }];
     let mut profile = profile();
-    profile.weights.running_requests = 0;
-    let pages = explain(&pods, &profile, &mut Scratch::default());
+    let Policy::Scorers { scorers, .. } = &mut profile.policy else { panic!() };
+    scorers[2].weight = 0.0;
+    let pages = explain(&pods, &NOTHING, &profile, &mut Scratch::default());
     let tiers: Vec<Tier> = pages.iter().map(|page| page.tier).collect();
     assert_eq!(tiers, [Tier::Fresh, Tier::Unknown, Tier::Fresh, Tier::NotReady]);
-    assert_eq!(pages[0].scores, [Some(1.0), Some(0.5), None, Some(0.0), Some(1.0)]);
+    let expected = [
+        ("queue", 1.0),
+        ("kv-cache-utilization", 0.5),
+        ("active-request", 0.0),
+        ("lora-affinity", 1.0),
+    ];
+    assert_eq!(pages[0].parts, expected);
     assert_eq!(pages[0].score, Some(2.0 + 1.0 + 0.0 + 4.0));
     assert_eq!(pages[2].score, Some(10.0));
-    assert_eq!((pages[1].score, pages[1].scores), (None, [None; SCORERS.len()]));
+    assert_eq!((pages[1].score, pages[1].parts.len()), (None, 0));
     let picked =
-        pick(&pods, &profile, &mut fastrand::Rng::with_seed(1), &mut Scratch::default()).unwrap();
-    assert_eq!(picked, Pick { index: 2, score: 10.0 });
+        pick(&pods, &NOTHING, &profile, &mut fastrand::Rng::with_seed(1), &mut Scratch::default());
+    let picked = picked.unwrap();
+    assert_eq!((picked.index, picked.score), (2, 10.0));
+    assert_eq!(Some(picked.estimate), pages[2].estimate);
 }
 
 #[test]
@@ -197,12 +236,14 @@ fn a_warm_pick_does_not_allocate() {
     let mut scratch = Scratch::default();
     let mut rng = fastrand::Rng::with_seed(1);
     let pods = [idle(); 64];
+    let all = Scorer::ALL.map(|scorer| (scorer, 1.0));
+    let profile = weights(all);
     let mut memory = || {
-        pick(&pods, &profile(), &mut rng, &mut scratch).unwrap();
-        let Scratch { candidates, totals, column } = &scratch;
+        pick(&pods, &NOTHING, &profile, &mut rng, &mut scratch).unwrap();
+        let Scratch { candidates, totals, column, order } = &scratch;
         (
-            (candidates.as_ptr(), totals.as_ptr(), column.as_ptr()),
-            (candidates.capacity(), totals.capacity(), column.capacity()),
+            (candidates.as_ptr(), totals.as_ptr(), column.as_ptr(), order.as_ptr()),
+            (candidates.capacity(), totals.capacity(), column.capacity(), order.capacity()),
         )
     };
     let warm = memory();
@@ -215,11 +256,13 @@ fn a_warm_pick_does_not_allocate() {
 fn a_smaller_pool_after_a_larger_leaves_nothing_behind() {
     let mut scratch = Scratch::default();
     let mut rng = fastrand::Rng::with_seed(1);
-    pick(&[idle(); 64], &profile(), &mut rng, &mut scratch).unwrap();
+    let profile = profile();
+    let mut pick = |pods: &[PodView]| pick(pods, &NOTHING, &profile, &mut rng, &mut scratch);
+    pick(&[idle(); 64]).unwrap();
     for _ in 0..50 {
-        assert!(pick(&[idle(); 2], &profile(), &mut rng, &mut scratch).unwrap().index < 2);
+        assert!(pick(&[idle(); 2]).unwrap().index < 2);
     }
-    assert_eq!(pick(&[], &profile(), &mut rng, &mut scratch), Err(NoPod::Empty));
+    assert_eq!(pick(&[]), Err(NoPod::Empty));
 }
 
 proptest! {
@@ -228,28 +271,38 @@ proptest! {
     #[test]
     fn no_input_breaks_a_pick(
         pods in prop::collection::vec(any_pod(), 0..24),
+        demand in any_demand(),
         profile in any_profile(),
         seed: u64,
     ) {
         let mut scratch = Scratch::default();
-        let most = weight_sum(&profile.weights);
-        let pages = explain(&pods, &profile, &mut scratch);
+        let most = profile.policy.most_score();
+        let pages = explain(&pods, &demand, &profile, &mut scratch);
         prop_assert_eq!(pages.len(), pods.len());
-        for score in pages.iter().filter_map(|page| page.score) {
-            prop_assert!((0.0..=most).contains(&score), "{} of {}", score, most);
-        }
-        for score in pages.iter().flat_map(|page| page.scores).flatten() {
-            prop_assert!((0.0..=1.0).contains(&score), "{}", score);
+        let is_scored = matches!(profile.policy, Policy::Scorers { .. });
+        for page in &pages {
+            prop_assert!(page.score.is_none_or(|score| (0.0..=most).contains(&score)), "{:?}", page);
+            for &(_, part) in &page.parts {
+                prop_assert!(part >= 0.0 && part.is_finite(), "{:?}", page);
+                prop_assert!(!is_scored || part <= 1.0, "{:?}", page);
+            }
+            let estimate = page.estimate.unwrap_or_default();
+            let Estimate { ahead, prefill, room, adapter, overdue, token, work, running } = estimate;
+            for value in [ahead, prefill, room, adapter, overdue, token, work, running] {
+                prop_assert!(value >= 0.0 && value.is_finite(), "{:?}", estimate);
+            }
         }
         let best = pages.iter().map(|page| page.tier).min();
-        match pick(&pods, &profile, &mut fastrand::Rng::with_seed(seed), &mut scratch) {
+        match pick(&pods, &demand, &profile, &mut fastrand::Rng::with_seed(seed), &mut scratch) {
             Ok(pick) => {
                 let page = &pages[pick.index];
                 prop_assert!(page.tier < Tier::Saturated);
                 prop_assert_eq!(Some(page.tier), best);
                 prop_assert_eq!(page.score, Some(pick.score));
                 let highest = pages.iter().filter_map(|page| page.score).fold(0.0, f32::max);
-                prop_assert!(pick.score >= highest - TIE * most);
+                if let Policy::Scorers { picker: Picker::MaxScore, .. } = profile.policy {
+                    prop_assert!(pick.score >= highest - TIE * most);
+                }
             }
             Err(reason) => {
                 let expected = match best {
@@ -265,7 +318,66 @@ proptest! {
 }
 
 fn any_pod() -> impl Strategy<Value = PodView> {
-    let count = || prop::option::of(prop_oneof![0..300_u32, Just(u32::MAX), any::<u32>()]);
+    let place =
+        (prop::bool::weighted(0.8), prop::bool::weighted(0.2), any_adapter(), any::<bool>());
+    let own = (any_u32(), any_u32(), any::<u64>(), any_u32(), any_u32(), any_u32(), any_age());
+    let own =
+        own.prop_map(|(pending, prefill_tokens, tokens, sent, sent_tokens, finished, overdue)| {
+            Own {
+                pending,
+                prefill_tokens,
+                tokens,
+                since_scrape: Since { sent, tokens: sent_tokens, finished },
+                overdue,
+            }
+        });
+    let line = || (any::<f32>(), any::<f32>()).prop_map(|(a, b)| speed::Line::new(a, b));
+    let speed = prop_oneof![
+        Just(Speed::default()),
+        (line(), line()).prop_map(|(first, token)| Speed { first, token })
+    ];
+    let sizes = (
+        any_u32(),
+        any_u32(),
+        prop::option::of(any_u32()),
+        prop::option::of(any_u32()),
+        any::<u64>(),
+        prop::option::of((any_u32(), any_u32())),
+    );
+    (place, any_signals(), prop::option::of(any_age()), own, speed, sizes).prop_map(
+        |((ready, tried, adapter, session), signals, age, own, speed, sizes)| {
+            let (in_flight, cached_tokens, kv_tokens, slots, last_used, context_range) = sizes;
+            PodView {
+                key: last_used,
+                ready,
+                tried,
+                in_flight,
+                own,
+                signals,
+                age,
+                adapter,
+                cached_tokens,
+                kv_tokens,
+                slots,
+                speed,
+                session,
+                last_used,
+                context_range,
+            }
+        },
+    )
+}
+
+fn any_u32() -> impl Strategy<Value = u32> {
+    prop_oneof![0..300_u32, Just(u32::MAX), any::<u32>()]
+}
+
+fn any_age() -> impl Strategy<Value = Duration> {
+    prop_oneof![(0..6_000_u64).prop_map(Duration::from_millis), Just(Duration::MAX)]
+}
+
+fn any_signals() -> impl Strategy<Value = Signals> {
+    let count = || prop::option::of(any_u32());
     let kv_usage = prop_oneof![
         0.0..=1.0_f32,
         any::<f32>(),
@@ -274,7 +386,7 @@ fn any_pod() -> impl Strategy<Value = PodView> {
         Just(f32::MAX),
         Just(-1.0),
     ];
-    let signals = (prop::option::of(kv_usage), count(), count(), count(), count()).prop_map(
+    (prop::option::of(kv_usage), count(), count(), count(), count()).prop_map(
         |(kv_usage, waiting, running, adapter_slots, adapters_active)| Signals {
             kv_usage,
             waiting,
@@ -282,49 +394,62 @@ fn any_pod() -> impl Strategy<Value = PodView> {
             adapter_slots,
             adapters_active,
         },
-    );
-    let age = prop::option::of(prop_oneof![
-        (0..6_000_u64).prop_map(Duration::from_millis),
-        Just(Duration::MAX)
-    ]);
-    let adapter = prop_oneof![
+    )
+}
+
+fn any_adapter() -> impl Strategy<Value = AdapterFit> {
+    prop_oneof![
         Just(AdapterFit::NotNeeded),
         Just(AdapterFit::Active),
         Just(AdapterFit::Loaded),
         Just(AdapterFit::Absent),
-    ];
-    let in_flight = prop_oneof![0..20_u32, any::<u32>()];
-    (prop::bool::weighted(0.8), prop::bool::weighted(0.2), in_flight, signals, age, adapter)
-        .prop_map(|(ready, tried, in_flight, signals, age, adapter)| PodView {
-            ready,
-            tried,
-            in_flight,
-            signals,
-            age,
-            adapter,
-        })
+        Just(AdapterFit::Unlisted),
+    ]
+}
+
+fn any_demand() -> impl Strategy<Value = Demand> {
+    (any_u32(), any_u32(), prop::option::of(any::<u64>())).prop_map(
+        |(prompt_tokens, output_tokens, prefix)| Demand { prompt_tokens, output_tokens, prefix },
+    )
 }
 
 fn any_profile() -> impl Strategy<Value = Profile> {
-    let weight = || prop_oneof![Just(0_u32), 1..10_u32, any::<u32>()];
-    let weights = (weight(), weight(), weight(), weight(), weight()).prop_map(
-        |(queue, kv_cache, running_requests, active_request, lora_affinity)| Weights {
-            queue,
-            kv_cache,
-            running_requests,
-            active_request,
-            lora_affinity,
-        },
-    );
+    let number = || prop_oneof![Just(0.0_f32), 0.0..10.0_f32, any::<f32>()];
+    let parameter = || (any_u32(), number());
+    let scorer = (0..Scorer::ALL.len(), parameter()).prop_map(|(place, (count, share))| {
+        match Scorer::ALL[place] {
+            Scorer::ActiveRequest { .. } => {
+                Scorer::ActiveRequest { idle_threshold: count, max_busy_score: share }
+            }
+            Scorer::LoadAware { .. } => Scorer::LoadAware { threshold: count },
+            Scorer::PrefixCache { .. } => {
+                Scorer::PrefixCache { match_length_weight: share, match_length_scale: count }
+            }
+            Scorer::TokenLoad { .. } => Scorer::TokenLoad { threshold: count },
+            scorer => scorer,
+        }
+    });
+    let weighted = (scorer, number()).prop_map(|(scorer, weight)| Weighted { scorer, weight });
+    let picker =
+        prop_oneof![Just(Picker::MaxScore), Just(Picker::Random), Just(Picker::WeightedRandom)];
+    let scorers = (prop::collection::vec(weighted, 0..6), picker)
+        .prop_map(|(scorers, picker)| Policy::Scorers { scorers, picker });
+    let cost =
+        (number(), number(), number(), number()).prop_map(|(first, token, others, margin)| {
+            Policy::Cost(Preset { first, token, others, margin })
+        });
     let kv_cache = prop_oneof![Just(1.0), 0.0..1.0_f32, any::<f32>()];
     let in_flight = prop_oneof![Just(1024), any::<u32>()];
     let saturation =
         (any::<u32>(), kv_cache, in_flight).prop_map(|(queue_depth, kv_cache, in_flight)| {
             Saturation { queue_depth, kv_cache, in_flight }
         });
-    (weights, saturation).prop_map(|(weights, saturation)| Profile {
-        weights,
-        saturation,
-        stale_after: Duration::from_secs(3),
-    })
+    (prop_oneof![scorers, cost], saturation, any_age()).prop_map(
+        |(policy, saturation, max_wait)| Profile {
+            policy,
+            saturation,
+            max_wait,
+            stale_after: Duration::from_secs(3),
+        },
+    )
 }

@@ -15,7 +15,7 @@ pub fn score(candidates: &[Candidate], scores: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::run;
+    use super::super::{Scorer, run};
     use super::*;
 
     #[test]
@@ -23,7 +23,7 @@ mod tests {
         let table = [(Some(0.0), 1.0), (Some(0.25), 0.75), (Some(1.0), 0.0), (None, 0.5)];
         for (kv_usage, expected) in table {
             let candidate = Candidate { kv_usage, ..Candidate::default() };
-            assert_eq!(run(score, &[candidate]), [expected], "{kv_usage:?}");
+            assert_eq!(run(Scorer::KvCacheUtilization, &[candidate]), [expected], "{kv_usage:?}");
         }
     }
 }

@@ -25,23 +25,23 @@ pub fn score(candidates: &[Candidate], scores: &mut [f32]) {
         let free = candidate.adapters.map(|(slots, active)| active < slots);
         *score = match (candidate.adapter, free) {
             (AdapterFit::NotNeeded | AdapterFit::Active, _) => 1.0,
-            (AdapterFit::Loaded | AdapterFit::Absent, Some(true)) => 0.8,
+            (AdapterFit::Loaded | AdapterFit::Absent | AdapterFit::Unlisted, Some(true)) => 0.8,
             (AdapterFit::Loaded, None) => 0.7,
             (AdapterFit::Loaded, Some(false)) => 0.6,
-            (AdapterFit::Absent, None) => NEUTRAL,
-            (AdapterFit::Absent, Some(false)) => 0.0,
+            (AdapterFit::Absent | AdapterFit::Unlisted, None) => NEUTRAL,
+            (AdapterFit::Absent | AdapterFit::Unlisted, Some(false)) => 0.0,
         };
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::run;
+    use super::super::{Scorer, run};
     use super::*;
 
     #[test]
     fn table() {
-        use AdapterFit::{Absent, Active, Loaded, NotNeeded};
+        use AdapterFit::{Absent, Active, Loaded, NotNeeded, Unlisted};
         let table = [
             (NotNeeded, None, 1.0),
             (NotNeeded, Some((4, 4)), 1.0),
@@ -55,10 +55,17 @@ mod tests {
             (Absent, Some((4, 4)), 0.0),
             (Absent, Some((4, 9)), 0.0),
             (Absent, Some((0, 0)), 0.0),
+            (Unlisted, Some((4, 0)), 0.8),
+            (Unlisted, None, 0.5),
+            (Unlisted, Some((4, 4)), 0.0),
         ];
         for (adapter, adapters, expected) in table {
             let candidate = Candidate { adapter, adapters, ..Candidate::default() };
-            assert_eq!(run(score, &[candidate]), [expected], "{adapter:?} {adapters:?}");
+            assert_eq!(
+                run(Scorer::LoraAffinity, &[candidate]),
+                [expected],
+                "{adapter:?} {adapters:?}"
+            );
         }
     }
 }

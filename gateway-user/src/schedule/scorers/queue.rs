@@ -11,7 +11,7 @@ pub fn score(candidates: &[Candidate], scores: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::run;
+    use super::super::{Scorer, run};
     use super::*;
 
     #[test]
@@ -31,7 +31,7 @@ mod tests {
                 .iter()
                 .map(|&waiting| Candidate { waiting, running: Some(7), ..Candidate::default() })
                 .collect();
-            assert_eq!(run(score, &candidates), expected, "{waiting:?}");
+            assert_eq!(run(Scorer::Queue, &candidates), expected, "{waiting:?}");
         }
     }
 }

@@ -11,7 +11,7 @@ pub fn score(candidates: &[Candidate], scores: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::run;
+    use super::super::{Scorer, run};
     use super::*;
 
     #[test]
@@ -27,7 +27,7 @@ mod tests {
                 .iter()
                 .map(|&running| Candidate { running, waiting: Some(7), ..Candidate::default() })
                 .collect();
-            assert_eq!(run(score, &candidates), expected, "{running:?}");
+            assert_eq!(run(Scorer::RunningRequests, &candidates), expected, "{running:?}");
         }
     }
 }

@@ -1,0 +1,282 @@
+//! What a request costs at each pod, in seconds: the default way to score.
+//!
+//! Of every candidate an [`Estimate`] is made: the time to the first token (prompts ahead of it, its own
+//! uncached prompt at the pod's learned speed, room in KV cache and batch, loading its adapter) and
+//! the time of each further token in the batch that it would join. A [`Preset`] says what these count for
+//! against each other and against what the request costs the sequences that run there already.
+//!
+//! Signals are a scrape old and show all gateways' requests; what this gateway has sent since is added to
+//! them. What others have sent since nobody knows, but gateways before one fleet do much the same: each own
+//! request stands for as many as the whole load exceeds this gateway's part of it.
+//!
+//! All values are finite and not negative whatever a pod says.
+
+use std::time::Duration;
+
+use super::view::{AdapterFit, Demand, PodView, Signals};
+
+/// What the parts of a cost count for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Preset {
+    /// Seconds to the first token.
+    pub first: f32,
+    /// Seconds of all further tokens of the expected answer together.
+    pub token: f32,
+    /// Seconds by which the sequences that run there are delayed, all together.
+    pub others: f32,
+    /// Pods whose cost is above the least by at most this share of it are equal.
+    pub margin: f32,
+}
+
+/// What is expected of a request at a pod, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Estimate {
+    /// Until the prompts ahead of it are computed.
+    pub ahead: f32,
+    /// Until its own prompt is computed.
+    pub prefill: f32,
+    /// Until there is room for it in the KV cache and in the batch; passes while prompts ahead are computed.
+    pub room: f32,
+    /// Until its adapter is loaded.
+    pub adapter: f32,
+    /// How much longer than expected the pod has kept an earlier request waiting.
+    pub overdue: f32,
+    /// Each further token.
+    pub token: f32,
+    /// Prompt tokens to compute until its first token: those ahead and its own.
+    pub work: f32,
+    /// Sequences that run or wait there, all gateways' together.
+    pub running: f32,
+}
+
+/// What all pods together show; made once for each pick.
+#[derive(Clone, Copy, Debug)]
+pub struct Fleet {
+    /// All gateways' requests for each of ours, at least 1.
+    share: f32,
+    /// Prompt tokens that a waiting request of another gateway has left to compute.
+    prompt: f32,
+}
+
+impl Preset {
+    /// Early first tokens, and even tokens after them. The default.
+    pub const LATENCY: Self = Self { first: 1.0, token: 0.5, others: 0.05, margin: 0.05 };
+
+    /// Many tokens from the whole pool: work that costs other sequences least.
+    pub const THROUGHPUT: Self = Self { first: 0.3, token: 1.0, others: 0.2, margin: 0.05 };
+
+    /// A preset by its name.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "latency" => Some(Self::LATENCY),
+            "throughput" => Some(Self::THROUGHPUT),
+            _ => None,
+        }
+    }
+}
+
+impl Estimate {
+    /// Seconds to the first token.
+    pub fn first(&self) -> f32 {
+        self.wait() + self.prefill
+    }
+
+    /// Seconds until the pod begins with its prompt.
+    pub fn wait(&self) -> f32 {
+        // Those ahead get into the batch, and their prompts are computed, while it waits for room.
+        self.ahead.max(self.room) + self.adapter + self.overdue
+    }
+}
+
+impl Fleet {
+    /// Reads what the pods show together.
+    pub fn read(pods: &[PodView], demand: &Demand, stale_after: Duration) -> Self {
+        let (mut told, mut own) = (0.0, 0.0);
+        let (mut pending, mut tokens) = (0.0, 0.0);
+        for pod in pods {
+            pending += pod.own.pending as f32;
+            tokens += pod.own.prefill_tokens as f32;
+            // Without allocation, and cheap: signals only of pods that told what they run.
+            if let Some(Signals { running: Some(running), waiting, .. }) = pod.believed(stale_after)
+            {
+                told += running as f32 + waiting.unwrap_or(0) as f32;
+                own += shown(pod);
+            }
+        }
+        let typical = tokens + typical_prompt(demand) * FEW;
+        Self {
+            share: ((told + FEW) / (own + FEW)).clamp(1.0, MOST_GATEWAYS),
+            prompt: typical / (pending + FEW),
+        }
+    }
+}
+
+/// What is expected of a request at `pod`, whose `signals` may be believed.
+pub fn estimate(
+    pod: &PodView,
+    signals: Option<&Signals>,
+    demand: &Demand,
+    fleet: &Fleet,
+) -> Estimate {
+    let signals = signals.copied().unwrap_or_default();
+    let since = pod.own.since_scrape;
+    let prompt = typical_prompt(demand);
+    let output = typical_output(demand);
+    let uncached = (prompt - pod.cached_tokens as f32).max(1.0);
+    let first = pod.speed.first;
+
+    let told_running = signals.running.unwrap_or(0) as f32;
+    let told_waiting = signals.waiting.unwrap_or(0) as f32;
+    let told = told_running + told_waiting;
+    // Others' load does not double between two scrapes; a wrong guess must not make a pod look full.
+    let others = ((fleet.share - 1.0) * since.sent as f32).min(told + FEW);
+    let sent = since.sent as f32 + others;
+    let finished = (fleet.share * since.finished as f32).min(told);
+    // At least what is known for certain.
+    let running = (told + sent - finished).max(pod.in_flight as f32);
+
+    // What waits there of other gateways', less what has been computed since.
+    let own_waiting = pod.own.pending.saturating_sub(since.sent) as f32;
+    let age = pod.age.unwrap_or_default().as_secs_f32().min(MOST_AGE);
+    let foreign = (told_waiting - own_waiting).max(0.0) * fleet.prompt - age / first.per_one();
+    let foreign = foreign.max(0.0) + others * fleet.prompt;
+    let ahead = pod.own.prefill_tokens as f32 + foreign;
+
+    let batch = pod.slots.map_or(running, |slots| running.min(slots.max(1) as f32));
+    let token = pod.speed.token.at(batch + 1.0);
+    // How long it takes until one of the sequences that run is over.
+    let turn = output * token / batch.max(1.0);
+
+    Estimate {
+        ahead: ahead * first.per_one(),
+        prefill: first.at(uncached),
+        room: turn
+            * turns(pod, &signals, running, batch, sent * since_tokens(pod), uncached, output),
+        adapter: adapter(pod, &signals, turn * batch.max(1.0)),
+        overdue: pod.own.overdue.as_secs_f32(),
+        token,
+        work: ahead + uncached,
+        running,
+    }
+}
+
+/// The cost of a request at `pod`, in seconds of `preset`'s making.
+pub fn cost(
+    pod: &PodView,
+    estimate: &Estimate,
+    demand: &Demand,
+    preset: &Preset,
+    stale_after: Duration,
+) -> f32 {
+    let output = typical_output(demand);
+    let uncached = (typical_prompt(demand) - pod.cached_tokens as f32).max(1.0);
+    let batch = pod.slots.map_or(estimate.running, |slots| estimate.running.min(slots as f32));
+    // They wait while its prompt is computed, and each of their steps has one sequence more while it runs.
+    let others =
+        batch * (uncached * pod.speed.first.per_one() + output * pod.speed.token.per_one());
+    let cost = preset.first * estimate.first()
+        + preset.token * output * estimate.token
+        + preset.others * others;
+    let cost = cost * (1.0 + doubt(pod.age, stale_after));
+    // Weights are as configured; nothing else could make it senseless.
+    if cost >= 0.0 { cost.min(MOST_COST) } else { MOST_COST }
+}
+
+/// Sequences that must end before there is room for the request.
+fn turns(
+    pod: &PodView,
+    signals: &Signals,
+    running: f32,
+    batch: f32,
+    sent_tokens: f32,
+    uncached: f32,
+    output: f32,
+) -> f32 {
+    let by_slots = pod.slots.map_or(0.0, |slots| (running + 1.0 - slots as f32).max(0.0));
+    let Some(usage) = signals.kv_usage.filter(|_| batch >= 1.0) else { return by_slots };
+    let waiting = signals.waiting.unwrap_or(0) as f32;
+    let by_kv = match pod.kv_tokens {
+        Some(capacity) => {
+            let capacity = capacity as f32;
+            let used = usage * capacity + sent_tokens;
+            // Answers that have begun grow, and each that waits needs room as well.
+            let growing = GROWTH * batch * output + (waiting + 1.0) * (uncached + output);
+            let missing = (used + growing - capacity).max(0.0);
+            // No more can be missing than all that wait would take; a cache that is full of one gateway's
+            // guesses says little.
+            missing / (used / batch).max(1.0)
+        }
+        // Full and with a queue before it: as many must end as wait.
+        None if usage >= FULL && waiting > 0.0 => waiting + 1.0,
+        None => 0.0,
+    };
+    by_slots.max(by_kv).min(running + 1.0)
+}
+
+/// Prompt and answer of what this gateway has sent since the scrape, on average.
+fn since_tokens(pod: &PodView) -> f32 {
+    let since = pod.own.since_scrape;
+    since.tokens as f32 / since.sent.max(1) as f32
+}
+
+/// Until the request's adapter is in GPU memory; `answer` is how long an answer takes there.
+fn adapter(pod: &PodView, signals: &Signals, answer: f32) -> f32 {
+    let load = match pod.adapter {
+        AdapterFit::NotNeeded | AdapterFit::Active => return 0.0,
+        AdapterFit::Loaded => SWAP_IN,
+        AdapterFit::Absent | AdapterFit::Unlisted => LOAD,
+    };
+    match signals.adapter_slots.zip(signals.adapters_active) {
+        // One of the adapters there must come to its end first.
+        Some((slots, active)) if active >= slots => load + answer,
+        _ => load,
+    }
+}
+
+/// What is added to the cost of a pod whose signals grow old: nothing while scrapes come as they should.
+fn doubt(age: Option<Duration>, stale_after: Duration) -> f32 {
+    let Some(age) = age else { return 0.0 };
+    let share = age.as_secs_f32() / stale_after.as_secs_f32().max(1e-3);
+    (share.min(1.0) - 0.5).max(0.0)
+}
+
+/// Requests that this gateway has at a pod and that its last scrape shows.
+fn shown(pod: &PodView) -> f32 {
+    let since = pod.own.since_scrape;
+    pod.in_flight.saturating_sub(since.sent).saturating_add(since.finished) as f32
+}
+
+pub(super) fn typical_prompt(demand: &Demand) -> f32 {
+    if demand.prompt_tokens == 0 { TYPICAL_PROMPT } else { demand.prompt_tokens as f32 }
+}
+
+fn typical_output(demand: &Demand) -> f32 {
+    if demand.output_tokens == 0 { TYPICAL_OUTPUT } else { demand.output_tokens as f32 }
+}
+
+/// The prompt of a request of which nothing is known, and its answer: between the medians of public traces
+/// of chat (1,020 and 129 tokens) and of code (1,469 and 13).
+const TYPICAL_PROMPT: f32 = 1024.0;
+const TYPICAL_OUTPUT: f32 = 128.0;
+
+/// Requests that must be seen before what they show counts more than what is assumed.
+const FEW: f32 = 4.0;
+
+/// More gateways than this are not before one fleet.
+const MOST_GATEWAYS: f32 = 16.0;
+
+/// The oldest that signals count for, in seconds.
+const MOST_AGE: f32 = 60.0;
+
+/// Half of an answer is still to come on average, and half of those that run end before that matters.
+const GROWTH: f32 = 0.25;
+
+/// A KV cache without room for another request.
+const FULL: f32 = 0.9;
+
+/// Seconds to bring an adapter from the host's memory to the GPU's, and to load one from storage.
+const SWAP_IN: f32 = 0.05;
+const LOAD: f32 = 1.0;
+
+/// More than any request costs, in seconds.
+const MOST_COST: f32 = 1e9;

@@ -1,0 +1,66 @@
+//! When to come back: what a client is told that found every pod of a pool full.
+//!
+//! The pool's requests end at some rate; one that is refused now finds a place when those before it have
+//! got theirs. Those that were refused shortly before are before it: they come back as well, and telling
+//! all of them the same moment would only have them refused together again.
+//!
+//! No clock: times are passed in.
+
+use std::time::Duration;
+
+/// How fast a pool gets done, and who was told to come back.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Drain {
+    /// Requests that ended, decayed by time; over [`WINDOW`], that is a rate.
+    recent: f64,
+    /// Refused, and not yet made good for by requests that ended since.
+    refused: f64,
+    last: Duration,
+}
+
+impl Drain {
+    /// A request ended, and with it a place is free.
+    pub fn completed(&mut self, now: Duration) {
+        self.pass(now);
+        self.recent += 1.0;
+        self.refused = (self.refused - 1.0).max(0.0);
+    }
+
+    /// Requests that end in a second.
+    pub fn rate(&mut self, now: Duration) -> f64 {
+        self.pass(now);
+        self.recent / WINDOW.as_secs_f64()
+    }
+
+    /// A request was refused, with `excess` requests more than the pool takes at once and `expected` the time
+    /// in which a request ends, for when none has lately. Returns when to come back.
+    pub fn refused(&mut self, excess: u32, expected: Duration, now: Duration) -> Duration {
+        let rate = self.rate(now);
+        self.refused = (self.refused + 1.0).min(MOST_REFUSED);
+        let before = self.refused + f64::from(excess);
+        let seconds = match rate * expected.as_secs_f64().max(1.0) {
+            // Not even one in the time that one takes.
+            rate_of_one if rate_of_one < 1.0 => expected.as_secs_f64(),
+            _ => before / rate,
+        };
+        Duration::from_secs_f64(seconds.clamp(LEAST.as_secs_f64(), MOST.as_secs_f64()).ceil())
+    }
+
+    fn pass(&mut self, now: Duration) {
+        let passed = now.saturating_sub(self.last).as_secs_f64();
+        self.last = self.last.max(now);
+        self.recent *= (-passed / WINDOW.as_secs_f64()).exp();
+        // Who was told to come back has done so, or never will.
+        self.refused *= (-passed / MOST.as_secs_f64()).exp();
+    }
+}
+
+/// Over about this time a rate is measured.
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// The least and the most that a client is told; the header counts whole seconds.
+const LEAST: Duration = Duration::from_secs(1);
+const MOST: Duration = Duration::from_secs(60);
+
+/// As many refused requests count as can matter for the longest time.
+const MOST_REFUSED: f64 = 1e6;

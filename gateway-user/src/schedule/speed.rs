@@ -1,0 +1,354 @@
+//! How fast a pod is: seconds to the first token by the prompt tokens to compute until then, and
+//! seconds a token by the sequences that run along.
+//!
+//! Each is a [`Line`]. A [`Learner`] begins with a prior (by the GPU's name, scaled by what the pool's
+//! other pods have turned out to be) and fits the line to what requests took: least squares of the
+//! relative errors, decayed by count and by time, each value bounded before it counts. With the last
+//! values' age the prior comes back, so that a pod that was slow once is tried again.
+//!
+//! Values stay finite and above 0 whatever is observed. No clock: times are passed in.
+
+use std::time::Duration;
+
+/// `at_zero + per_one * x` seconds; always finite and positive.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    at_zero: f32,
+    per_one: f32,
+}
+
+/// How fast a pod is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Seconds to the first token, by the prompt tokens that are computed until then.
+    pub first: Line,
+    /// Seconds from one token of a sequence to its next, by the sequences that run.
+    pub token: Line,
+}
+
+/// Learns one pod's speed.
+#[derive(Clone, Debug)]
+pub struct Learner {
+    prior: Speed,
+    speed: Speed,
+    first: Fit,
+    token: Fit,
+}
+
+/// How much faster or slower than their priors pods have turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Factors {
+    /// Of the seconds to the first token.
+    pub first: f32,
+    /// Of the seconds a token.
+    pub token: f32,
+}
+
+impl Line {
+    /// A line with both parts brought within what any server can be.
+    pub fn new(at_zero: f32, per_one: f32) -> Self {
+        Self { at_zero: bounded(at_zero, AT_ZERO), per_one: bounded(per_one, PER_ONE) }
+    }
+
+    /// Seconds at `x`, which is not below 0.
+    pub fn at(self, x: f32) -> f32 {
+        self.at_zero + self.per_one * if x > 0.0 { x.min(MOST_X) } else { 0.0 }
+    }
+
+    /// Seconds at 0.
+    pub fn at_zero(self) -> f32 {
+        self.at_zero
+    }
+
+    /// Seconds that each further one adds.
+    pub fn per_one(self) -> f32 {
+        self.per_one
+    }
+
+    /// The same, `factor` times as long.
+    pub fn scaled(self, factor: f32) -> Self {
+        Self::new(self.at_zero * factor, self.per_one * factor)
+    }
+
+    /// From this line to `to`, by share: each part geometrically.
+    fn toward(self, to: Self, share: f32) -> Self {
+        let between = |from: f32, to: f32| from * (to / from).powf(share);
+        Self::new(between(self.at_zero, to.at_zero), between(self.per_one, to.per_one))
+    }
+}
+
+impl Speed {
+    /// The same with other factors of time.
+    pub fn scaled(self, factors: Factors) -> Self {
+        Self { first: self.first.scaled(factors.first), token: self.token.scaled(factors.token) }
+    }
+}
+
+impl Default for Speed {
+    fn default() -> Self {
+        prior(None)
+    }
+}
+
+impl Default for Factors {
+    fn default() -> Self {
+        Self { first: 1.0, token: 1.0 }
+    }
+}
+
+/// What is assumed of a pod with this GPU: an 8B model in 16 bits on one of them. How a model's size moves
+/// all GPUs alike is learned from the pool; what counts here is how they stand to each other.
+///
+/// The name is looked for anywhere in `gpu`, which may be a label (`h100`) or what a driver says
+/// (`NVIDIA H100 80GB HBM3`); a name that is not known is taken for a card of the middle.
+pub fn prior(gpu: Option<&str>) -> Speed {
+    let known = gpu.and_then(|gpu| GPUS.iter().find(|known| contains(gpu, known.name)));
+    let Gpu { base, prefill, step, sequence, .. } = known.unwrap_or(&UNKNOWN);
+    Speed {
+        first: Line::new(base / 1e3, 1.0 / prefill),
+        token: Line::new(step / 1e3, sequence / 1e3),
+    }
+}
+
+/// What pods have turned out to be against their priors, the middle of them; 1 as long as nothing is known.
+pub fn middle<'a>(learners: impl Iterator<Item = &'a Learner>) -> Factors {
+    let (mut first, mut token) = (Vec::new(), Vec::new());
+    for learner in learners {
+        first.extend(learner.first.factor(learner.prior.first));
+        token.extend(learner.token.factor(learner.prior.token));
+    }
+    let middle = |mut factors: Vec<f32>| {
+        factors.sort_unstable_by(f32::total_cmp);
+        factors.get(factors.len() / 2).copied().unwrap_or(1.0)
+    };
+    Factors { first: middle(first), token: middle(token) }
+}
+
+impl Learner {
+    /// Knows no more than the prior.
+    pub fn new(prior: Speed) -> Self {
+        Self { prior, speed: prior, first: Fit::default(), token: Fit::default() }
+    }
+
+    /// The speed, as of the last observation or [`Self::refresh`].
+    pub fn speed(&self) -> Speed {
+        self.speed
+    }
+
+    /// Another prior, as more is known of the pool.
+    pub fn set_prior(&mut self, prior: Speed) {
+        self.prior = prior;
+    }
+
+    /// The first token came `seconds` after a request was sent that had `work` prompt tokens before it, its
+    /// own uncached ones included.
+    pub fn first_token(&mut self, work: f32, seconds: f32, now: Duration) {
+        self.first.observe(self.speed.first, work, seconds, now);
+        self.refresh(now);
+    }
+
+    /// A token took `seconds`, on average, while `running` sequences ran.
+    pub fn token(&mut self, running: f32, seconds: f32, now: Duration) {
+        self.token.observe(self.speed.token, running, seconds, now);
+        self.refresh(now);
+    }
+
+    /// Lets time pass: what was observed counts less and less.
+    pub fn refresh(&mut self, now: Duration) {
+        self.speed = Speed {
+            first: self.first.line(self.prior.first, FAR_WORK, now),
+            token: self.token.line(self.prior.token, FAR_RUNNING, now),
+        };
+    }
+}
+
+/// Decayed sums over observations, each weighted by one over the square of what was expected.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fit {
+    /// Observations, decayed.
+    count: f64,
+    weight: f64,
+    x: f64,
+    y: f64,
+    xx: f64,
+    xy: f64,
+    last: Duration,
+    /// Observations in a row that were far above (or below 0: far below) what was expected.
+    streak: i8,
+}
+
+impl Fit {
+    fn observe(&mut self, expected: Line, x: f32, y: f32, now: Duration) {
+        if !(x.is_finite() && y.is_finite() && x >= 0.0 && y > 0.0) {
+            return;
+        }
+        let expected = expected.at(x);
+        self.streak = match y / expected {
+            ratio if ratio > FAR => self.streak.max(0).saturating_add(1),
+            ratio if ratio < 1.0 / FAR => self.streak.min(0).saturating_sub(1),
+            _ => 0,
+        };
+        // Once is chance. Several in a row is another pod than before, and what it was no longer counts.
+        let keep = if self.streak.unsigned_abs() >= STREAK { KEEP_CHANGED } else { KEEP };
+        self.decay(keep * fading(now.saturating_sub(self.last)));
+        self.last = self.last.max(now);
+        let y = f64::from(y.clamp(expected / BOUND, expected * BOUND));
+        let x = f64::from(x.min(MOST_X));
+        let weight = f64::from(expected).powi(-2);
+        self.count += 1.0;
+        self.weight += weight;
+        self.x += weight * x;
+        self.y += weight * y;
+        self.xx += weight * x * x;
+        self.xy += weight * x * y;
+    }
+
+    fn decay(&mut self, keep: f64) {
+        for sum in [
+            &mut self.count,
+            &mut self.weight,
+            &mut self.x,
+            &mut self.y,
+            &mut self.xx,
+            &mut self.xy,
+        ] {
+            *sum *= keep;
+        }
+    }
+
+    /// How many times as long as by `prior` things took; `None` with too little to say so.
+    fn factor(&self, prior: Line) -> Option<f32> {
+        if self.count < ENOUGH {
+            return None;
+        }
+        let (a, b) = (f64::from(prior.at_zero), f64::from(prior.per_one));
+        // The least squares of the relative errors of `factor * prior`.
+        let factor = (a * self.y + b * self.xy)
+            / (a * a * self.weight + 2.0 * a * b * self.x + b * b * self.xx);
+        (factor.is_finite() && factor > 0.0).then_some(factor as f32)
+    }
+
+    /// The line through the observations. Where they do not tell the two parts apart (all at one x), these
+    /// stand to each other as in the prior, `far` being an x that is well away from 0.
+    fn line(&self, prior: Line, far: f32, now: Duration) -> Line {
+        let count = self.count * fading(now.saturating_sub(self.last));
+        let Some(factor) = (Self { count: self.count.max(ENOUGH), ..*self })
+            .factor(prior)
+            .filter(|_| count > 0.01)
+        else {
+            return prior;
+        };
+        let scaled = prior.scaled(factor);
+        let mut sums = *self;
+        for x in [0.0, far] {
+            let y = f64::from(scaled.at(x));
+            let (x, weight) = (f64::from(x), PRIOR / (y * y));
+            sums.weight += weight;
+            sums.x += weight * x;
+            sums.y += weight * y;
+            sums.xx += weight * x * x;
+            sums.xy += weight * x * y;
+        }
+        let determinant = sums.weight * sums.xx - sums.x * sums.x;
+        let slope = (sums.weight * sums.xy - sums.x * sums.y) / determinant;
+        let slope = bounded(slope as f32, (scaled.per_one / SKEW, scaled.per_one * SKEW));
+        let at_zero = ((sums.y - f64::from(slope) * sums.x) / sums.weight) as f32;
+        let at_zero = bounded(at_zero, (scaled.at_zero / SKEW, scaled.at_zero * SKEW));
+        prior.toward(Line::new(at_zero, slope), (count / (count + TRUST)) as f32)
+    }
+}
+
+/// `value` within `range`; its lower end for what is no number.
+fn bounded(value: f32, range: (f32, f32)) -> f32 {
+    if value > range.0 { value.min(range.1) } else { range.0 }
+}
+
+/// What is left of an observation after some time.
+fn fading(passed: Duration) -> f64 {
+    (-passed.as_secs_f64() / HALF_LIFE.as_secs_f64()).exp2()
+}
+
+fn contains(text: &str, name: &str) -> bool {
+    text.as_bytes().windows(name.len()).any(|part| part.eq_ignore_ascii_case(name.as_bytes()))
+}
+
+/// One kind of GPU: milliseconds to the first token without a prompt, prompt tokens a second, milliseconds a
+/// token alone, and for each further sequence.
+struct Gpu {
+    name: &'static str,
+    base: f32,
+    prefill: f32,
+    step: f32,
+    sequence: f32,
+}
+
+const fn gpu(name: &'static str, base: f32, prefill: f32, step: f32, sequence: f32) -> Gpu {
+    Gpu { name, base, prefill, step, sequence }
+}
+
+/// Prefill goes by the dense 16-bit operations a second at about 40 %, a lone token by 16 GB of weights over
+/// the memory's bandwidth with some overhead. Longer names come before those that they contain.
+const GPUS: [Gpu; 19] = [
+    gpu("gb200", 15.0, 42_000.0, 4.0, 0.03),
+    gpu("b200", 15.0, 40_000.0, 4.2, 0.03),
+    gpu("gh200", 18.0, 20_000.0, 6.0, 0.05),
+    gpu("h200", 18.0, 20_000.0, 5.5, 0.05),
+    gpu("h100", 20.0, 20_000.0, 7.0, 0.06),
+    gpu("h800", 20.0, 20_000.0, 7.0, 0.06),
+    gpu("h20", 30.0, 3_500.0, 6.0, 0.08),
+    gpu("a100", 30.0, 7_500.0, 10.0, 0.1),
+    gpu("a800", 30.0, 7_500.0, 10.0, 0.1),
+    gpu("mi355", 15.0, 40_000.0, 4.2, 0.03),
+    gpu("mi325", 18.0, 20_000.0, 6.0, 0.05),
+    gpu("mi300", 20.0, 18_000.0, 6.5, 0.06),
+    gpu("l40", 35.0, 7_000.0, 20.0, 0.25),
+    gpu("4090", 35.0, 5_000.0, 18.0, 0.3),
+    gpu("a10", 50.0, 2_500.0, 29.0, 0.8),
+    gpu("v100", 50.0, 2_200.0, 20.0, 0.8),
+    gpu("l4", 60.0, 2_000.0, 56.0, 0.9),
+    gpu("t4", 80.0, 1_000.0, 55.0, 1.5),
+    gpu("gaudi", 25.0, 12_000.0, 8.0, 0.1),
+];
+
+const UNKNOWN: Gpu = gpu("", 30.0, 8_000.0, 12.0, 0.15);
+
+/// Bounds of a line's value at 0, in seconds.
+const AT_ZERO: (f32, f32) = (1e-4, 600.0);
+
+/// Bounds of what one more adds, in seconds.
+const PER_ONE: (f32, f32) = (1e-7, 10.0);
+
+/// The largest x that counts: more tokens than all the KV caches hold.
+const MOST_X: f32 = 1e9;
+
+/// An x far from 0, for prompts and for sequences.
+const FAR_WORK: f32 = 4096.0;
+const FAR_RUNNING: f32 = 64.0;
+
+/// Observations count half after this time.
+const HALF_LIFE: Duration = Duration::from_secs(60);
+
+/// What is left of the earlier observations with each new one: about the last 20 count.
+const KEEP: f64 = 0.95;
+
+/// The same once several in a row were far from what was expected.
+const KEEP_CHANGED: f64 = 0.5;
+
+/// Observations in a row, and how many times too much or too little each of them is.
+const STREAK: u8 = 3;
+const FAR: f32 = 1.6;
+
+/// One observation counts for at most this many times what was expected, and at least one such part.
+const BOUND: f32 = 4.0;
+
+/// Observations for which the prior's slope stands in.
+const PRIOR: f64 = 1.0;
+
+/// With this many observations half of the way from the prior is gone.
+const TRUST: f64 = 1.0;
+
+/// Observations with which a pod's factor speaks for others.
+const ENOUGH: f64 = 3.0;
+
+/// How far the two parts of a line may drift from how the prior has them.
+const SKEW: f32 = 16.0;
