@@ -20,11 +20,13 @@ use super::view::{AdapterFit, Demand, PodView, Signals};
 pub struct Preset {
     /// Seconds to the first token.
     pub first: f32,
-    /// Seconds of all further tokens of the expected answer together.
+    /// Seconds of all further tokens of the expected answer together. Little by default: between pods of one
+    /// kind these hardly differ, and between kinds they differ by seconds.
     pub token: f32,
     /// Seconds by which the sequences that run there are delayed, all together.
     pub others: f32,
-    /// Pods whose cost is above the least by at most this share of it are equal.
+    /// Pods are equal whose cost is above the least by at most this share of the time to its first token,
+    /// less where little of the load is other gateways': what one gateway knows alone is no guess.
     pub margin: f32,
 }
 
@@ -60,10 +62,10 @@ pub struct Fleet {
 
 impl Preset {
     /// Early first tokens, and even tokens after them. The default.
-    pub const LATENCY: Self = Self { first: 1.0, token: 0.5, others: 0.05, margin: 0.05 };
+    pub const LATENCY: Self = Self { first: 1.0, token: 0.05, others: 0.02, margin: 0.1 };
 
     /// Many tokens from the whole pool: work that costs other sequences least.
-    pub const THROUGHPUT: Self = Self { first: 0.3, token: 1.0, others: 0.2, margin: 0.05 };
+    pub const THROUGHPUT: Self = Self { first: 0.3, token: 0.3, others: 0.2, margin: 0.1 };
 
     /// A preset by its name.
     pub fn named(name: &str) -> Option<Self> {
@@ -108,6 +110,13 @@ impl Fleet {
             share: ((told + FEW) / (own + FEW)).clamp(1.0, MOST_GATEWAYS),
             prompt: typical / (pending + FEW),
         }
+    }
+}
+
+impl Fleet {
+    /// Which share of the load is other gateways', 0..1.
+    pub fn others(&self) -> f32 {
+        1.0 - 1.0 / self.share
     }
 }
 
@@ -174,7 +183,9 @@ pub fn cost(
     // They wait while its prompt is computed, and each of their steps has one sequence more while it runs.
     let others =
         batch * (uncached * pod.speed.first.per_one() + output * pod.speed.token.per_one());
-    let cost = preset.first * estimate.first()
+    // Nothing runs while an adapter is loaded, and another one may have to go for it.
+    let loading = LOAD_HARM * batch * load(pod.adapter);
+    let cost = preset.first * (estimate.first() + loading)
         + preset.token * output * estimate.token
         + preset.others * others;
     let cost = cost * (1.0 + doubt(pod.age, stale_after));
@@ -221,15 +232,20 @@ fn since_tokens(pod: &PodView) -> f32 {
 
 /// Until the request's adapter is in GPU memory; `answer` is how long an answer takes there.
 fn adapter(pod: &PodView, signals: &Signals, answer: f32) -> f32 {
-    let load = match pod.adapter {
-        AdapterFit::NotNeeded | AdapterFit::Active => return 0.0,
-        AdapterFit::Loaded => SWAP_IN,
-        AdapterFit::Absent | AdapterFit::Unlisted => LOAD,
-    };
+    let load = load(pod.adapter);
     match signals.adapter_slots.zip(signals.adapters_active) {
         // One of the adapters there must come to its end first.
-        Some((slots, active)) if active >= slots => load + answer,
+        Some((slots, active)) if active >= slots && load > 0.0 => load + answer,
         _ => load,
+    }
+}
+
+/// Seconds in which a pod does nothing but get an adapter.
+fn load(adapter: AdapterFit) -> f32 {
+    match adapter {
+        AdapterFit::NotNeeded | AdapterFit::Active => 0.0,
+        AdapterFit::Loaded => SWAP_IN,
+        AdapterFit::Absent | AdapterFit::Unlisted => LOAD,
     }
 }
 
@@ -277,6 +293,9 @@ const FULL: f32 = 0.9;
 /// Seconds to bring an adapter from the host's memory to the GPU's, and to load one from storage.
 const SWAP_IN: f32 = 0.05;
 const LOAD: f32 = 1.0;
+
+/// What a second of loading counts for each sequence that runs there.
+const LOAD_HARM: f32 = 0.1;
 
 /// More than any request costs, in seconds.
 const MOST_COST: f32 = 1e9;

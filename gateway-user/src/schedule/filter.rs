@@ -65,7 +65,7 @@ pub(super) fn candidates(
     demand: &Demand,
     profile: &Profile,
     candidates: &mut Vec<Candidate>,
-) -> Result<(), NoPod> {
+) -> Result<Fleet, NoPod> {
     candidates.clear();
     let fleet = Fleet::read(pods, demand, profile.stale_after);
     let mut best = Tier::NotReady;
@@ -102,7 +102,7 @@ pub(super) fn candidates(
         Tier::NotReady => Err(NoPod::Empty),
         Tier::Tried => Err(NoPod::Exhausted),
         Tier::Saturated => Err(NoPod::Saturated),
-        _ => Ok(()),
+        _ => Ok(fleet),
     }
 }
 
@@ -222,7 +222,7 @@ mod tests {
         for (name, pods, expected) in table {
             let outcome = candidates(&pods, &Demand::default(), &profile(), &mut found);
             let places: Vec<usize> = found.iter().map(|candidate| candidate.index).collect();
-            assert_eq!(outcome.map(|()| places), expected, "{name}");
+            assert_eq!(outcome.map(|_| places), expected, "{name}");
         }
     }
 
@@ -261,7 +261,7 @@ mod tests {
             pod.speed.first = Line::new(0.0, speed / 8_000.0);
             pod.own.prefill_tokens = prefill_tokens;
             let outcome = candidates(&[pod], &Demand::default(), &profile, &mut found);
-            assert_eq!(outcome, expected, "{speed} {prefill_tokens}");
+            assert_eq!(outcome.map(|_| ()), expected, "{speed} {prefill_tokens}");
         }
     }
 

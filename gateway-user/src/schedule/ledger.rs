@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::cost::Estimate;
-use super::speed::{Learner, Speed};
+use super::speed::{self, Learner, Speed};
 use super::view::{Own, Signals, Since};
 
 /// One gateway's requests at one pod.
@@ -237,16 +237,6 @@ impl Ledger {
         self.learner.speed()
     }
 
-    /// What has been learned of it.
-    pub fn learner(&self) -> &Learner {
-        &self.learner
-    }
-
-    /// Another prior for its speed.
-    pub fn set_prior(&mut self, prior: Speed) {
-        self.learner.set_prior(prior);
-    }
-
     /// Sequences that run there: those told, and at least our own.
     fn running(&self) -> u32 {
         self.told_running.max(self.in_flight.saturating_sub(self.pending))
@@ -276,6 +266,12 @@ impl Ledger {
         }
         None
     }
+}
+
+/// Makes what is known of all pods of a pool each one's prior; see [`speed::share`].
+pub fn share<'a>(pods: impl Iterator<Item = (Option<&'a str>, &'a mut Ledger)>) {
+    let mut learners: Vec<_> = pods.map(|(gpu, ledger)| (gpu, &mut ledger.learner)).collect();
+    speed::share(&mut learners);
 }
 
 impl Sent {

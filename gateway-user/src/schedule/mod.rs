@@ -27,7 +27,7 @@ pub mod scorers;
 pub mod speed;
 pub mod view;
 
-pub use cost::{Estimate, Preset};
+pub use cost::{Estimate, Fleet, Preset};
 pub use filter::Tier;
 pub use ledger::{Ledger, Sent, Ticket};
 pub use picker::Picker;
@@ -63,7 +63,7 @@ pub enum Policy {
 }
 
 /// The pod that was picked.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pick {
     /// Its place in the slice of pods.
     pub index: usize,
@@ -124,10 +124,13 @@ pub fn pick(
     rng: &mut fastrand::Rng,
     scratch: &mut Scratch,
 ) -> Result<Pick, NoPod> {
-    evaluate(pods, demand, profile, scratch, |_, _, _| {})?;
+    let fleet = evaluate(pods, demand, profile, scratch, |_, _, _| {})?;
     let Scratch { candidates, totals, .. } = scratch;
     let place = match &profile.policy {
-        Policy::Cost(preset) => picker::cheapest(pods, demand, preset, candidates, totals, rng),
+        Policy::Cost(preset) => {
+            let others = fleet.others();
+            picker::cheapest(pods, demand, preset, candidates, totals, others, rng)
+        }
         Policy::Scorers { scorers, picker } => picker.pick(totals, TIE * weight_sum(scorers), rng),
     };
     let Some((candidate, &total)) =
@@ -150,7 +153,7 @@ pub fn explain(
     profile: &Profile,
     scratch: &mut Scratch,
 ) -> Vec<Explanation> {
-    let fleet = cost::Fleet::read(pods, demand, profile.stale_after);
+    let fleet = Fleet::read(pods, demand, profile.stale_after);
     let mut pages: Vec<Explanation> = pods
         .iter()
         .map(|pod| {
@@ -248,9 +251,9 @@ fn evaluate(
     profile: &Profile,
     scratch: &mut Scratch,
     mut seen: impl FnMut(&'static str, &[Candidate], &[f32]),
-) -> Result<(), NoPod> {
+) -> Result<Fleet, NoPod> {
     let Scratch { candidates, totals, column, order } = scratch;
-    filter::candidates(pods, demand, profile, candidates)?;
+    let fleet = filter::candidates(pods, demand, profile, candidates)?;
     totals.clear();
     let scorers = match &profile.policy {
         Policy::Cost(preset) => {
@@ -259,7 +262,7 @@ fn evaluate(
                     cost::cost(pod, &candidate.estimate, demand, preset, profile.stale_after)
                 })
             }));
-            return Ok(());
+            return Ok(fleet);
         }
         Policy::Scorers { scorers, .. } => scorers,
     };
@@ -279,7 +282,7 @@ fn evaluate(
         }
         seen(weighted.scorer.name(), candidates, column);
     }
-    Ok(())
+    Ok(fleet)
 }
 
 fn least(costs: &[f32]) -> f32 {
@@ -295,5 +298,7 @@ fn relative(least: f32, cost: f32) -> f32 {
 /// an `f32` by about as much, and no signal is that exact.
 const TIE: f32 = 1e-6;
 
+#[cfg(test)]
+mod closed_loop;
 #[cfg(test)]
 mod tests;

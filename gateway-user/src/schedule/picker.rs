@@ -77,20 +77,23 @@ pub fn weighted_random(scores: &[f32], rng: &mut fastrand::Rng) -> Option<usize>
     last
 }
 
-/// The place of one of the cheapest candidates: those within the preset's margin of the least cost are equal.
+/// The place of one of the cheapest candidates: those within the preset's margin of the least cost are equal,
+/// the more so the larger the share of the load that is other gateways' (`others`).
 ///
-/// A prompt that none of these has cached goes to the one of them that every gateway would choose: its
-/// pods know only what they have sent themselves, and would else fill every pod with each prefix.
+/// A prompt that none of these has cached goes to the one of them that every gateway would choose: each
+/// knows only what it has sent itself, and together they would else fill every pod with each prefix.
 pub(super) fn cheapest(
     pods: &[PodView],
     demand: &Demand,
     preset: &Preset,
     candidates: &[Candidate],
     costs: &[f32],
+    others: f32,
     rng: &mut fastrand::Rng,
 ) -> Option<usize> {
-    let least = costs.iter().copied().fold(f32::INFINITY, f32::min);
-    let most = least * (1.0 + preset.margin.clamp(0.0, 1.0)) + NOISE;
+    let best = candidates.iter().zip(costs).min_by(|a, b| a.1.total_cmp(b.1))?;
+    let margin = preset.margin.clamp(0.0, 1.0) * others * preset.first * best.0.estimate.first();
+    let most = best.1 + margin.max(0.0) + NOISE;
     let near = |cost: f32| cost <= most;
     let is_cold = || {
         candidates

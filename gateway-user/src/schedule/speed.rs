@@ -70,9 +70,13 @@ impl Line {
         Self::new(self.at_zero * factor, self.per_one * factor)
     }
 
-    /// From this line to `to`, by share: each part geometrically.
+    /// From this line to `to`, by share: each part geometrically. Differences below [`ALIKE`] are chance and
+    /// count as none, or pods that are alike would not be treated so.
     fn toward(self, to: Self, share: f32) -> Self {
-        let between = |from: f32, to: f32| from * (to / from).powf(share);
+        let between = |from: f32, to: f32| {
+            let apart = (to / from).ln();
+            from * (share * apart.signum() * (apart.abs() - ALIKE).max(0.0)).exp()
+        };
         Self::new(between(self.at_zero, to.at_zero), between(self.per_one, to.per_one))
     }
 }
@@ -110,18 +114,39 @@ pub fn prior(gpu: Option<&str>) -> Speed {
     }
 }
 
-/// What pods have turned out to be against their priors, the middle of them; 1 as long as nothing is known.
-pub fn middle<'a>(learners: impl Iterator<Item = &'a Learner>) -> Factors {
-    let (mut first, mut token) = (Vec::new(), Vec::new());
-    for learner in learners {
-        first.extend(learner.first.factor(learner.prior.first));
-        token.extend(learner.token.factor(learner.prior.token));
+/// Makes what is known of all pods of a pool each one's prior: pods with the same GPU by name are taken to be
+/// alike until they prove otherwise, and what all have turned out to be against their GPUs' priors holds
+/// for a GPU that has not been seen at work. For now and then, about once a second; allocates.
+pub fn share<'a>(pods: &mut [(Option<&'a str>, &mut Learner)]) {
+    let mut groups: Vec<(Option<&'a str>, Speed, Fit, Fit)> = Vec::new();
+    for (gpu, learner) in &*pods {
+        match groups.iter_mut().find(|group| group.0 == *gpu) {
+            Some((.., first, token)) => {
+                first.join(&learner.first);
+                token.join(&learner.token);
+            }
+            None => groups.push((*gpu, prior(*gpu), learner.first, learner.token)),
+        }
     }
-    let middle = |mut factors: Vec<f32>| {
+    let middle = |factor: &dyn Fn(&(Option<&str>, Speed, Fit, Fit)) -> Option<f32>| {
+        let mut factors: Vec<f32> = groups.iter().filter_map(factor).collect();
         factors.sort_unstable_by(f32::total_cmp);
         factors.get(factors.len() / 2).copied().unwrap_or(1.0)
     };
-    Factors { first: middle(first), token: middle(token) }
+    let factors = Factors {
+        first: middle(&|(_, prior, first, _)| first.factor(prior.first)),
+        token: middle(&|(_, prior, _, token)| token.factor(prior.token)),
+    };
+    for (gpu, learner) in pods {
+        let Some((_, prior, first, token)) = groups.iter().find(|group| group.0 == *gpu) else {
+            continue;
+        };
+        let prior = prior.scaled(factors);
+        learner.prior = Speed {
+            first: first.line(prior.first, FAR_WORK, first.last),
+            token: token.line(prior.token, FAR_RUNNING, token.last),
+        };
+    }
 }
 
 impl Learner {
@@ -133,11 +158,6 @@ impl Learner {
     /// The speed, as of the last observation or [`Self::refresh`].
     pub fn speed(&self) -> Speed {
         self.speed
-    }
-
-    /// Another prior, as more is known of the pool.
-    pub fn set_prior(&mut self, prior: Speed) {
-        self.prior = prior;
     }
 
     /// The first token came `seconds` after a request was sent that had `work` prompt tokens before it, its
@@ -201,6 +221,22 @@ impl Fit {
         self.y += weight * y;
         self.xx += weight * x * x;
         self.xy += weight * x * y;
+    }
+
+    /// Adds what another has seen.
+    fn join(&mut self, other: &Self) {
+        // As of the same moment: a pod that has been idle for an hour says little.
+        let last = self.last.max(other.last);
+        self.decay(fading(last - self.last));
+        self.last = last;
+        let mut other = *other;
+        other.decay(fading(last - other.last));
+        self.count += other.count;
+        self.weight += other.weight;
+        self.x += other.x;
+        self.y += other.y;
+        self.xx += other.xx;
+        self.xy += other.xy;
     }
 
     fn decay(&mut self, keep: f64) {
@@ -346,6 +382,9 @@ const PRIOR: f64 = 1.0;
 
 /// With this many observations half of the way from the prior is gone.
 const TRUST: f64 = 1.0;
+
+/// The logarithm of a ratio that is chance.
+const ALIKE: f32 = 0.1;
 
 /// Observations with which a pod's factor speaks for others.
 const ENOUGH: f64 = 3.0;
