@@ -1,6 +1,6 @@
-//! What a client is told when no pod fits: 429 when waiting will help, 503 when it will not. Pure.
+//! What a client is told when no pod fits: 429 when waiting will help, 503 when it will not.
 
-use std::time::Duration;
+use tokio::time::Instant;
 
 use crate::error::Refusal;
 use crate::metrics::Rejection;
@@ -10,12 +10,11 @@ use crate::schedule::NoPod;
 /// The refusal for a pool where no pod fits.
 pub fn refusal(pool: &Pool, none: NoPod) -> (Refusal, Rejection) {
     match none {
-        NoPod::Saturated => (Refusal::saturated(&pool.name, RETRY_AFTER), Rejection::Saturated),
+        NoPod::Saturated => {
+            let retry_after = pool.retry_after(Instant::now());
+            (Refusal::saturated(&pool.name, retry_after), Rejection::Saturated)
+        }
         NoPod::Empty => (Refusal::no_pod(&pool.name), Rejection::NoPod),
         NoPod::Exhausted => (Refusal::no_pod(&pool.name), Rejection::Exhausted),
     }
 }
-
-/// A saturated engine finishes some request within about a second: decoding answers takes seconds, and
-/// hundreds run at once.
-const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -3,23 +3,28 @@
 //! A pool's state sits behind one lock, held for the few microseconds of a pick or of an update, so that
 //! choosing a pod and reserving the place is one step: two requests cannot take the same last place.
 
-use std::net::SocketAddr;
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::warn;
 
+pub use self::pod::{Answered, Place, Pod, PodId};
+
+mod learned;
+mod pod;
+
+use self::learned::Learned;
 use crate::config::{MetricsSource, Scheduler, Weights};
 use crate::metrics::PoolMetrics;
 use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
 use crate::schedule::filter::Tier;
 use crate::schedule::{
     self, AdapterFit, Demand, NoPod, Picker, PodView, Policy, Preset, Profile, Scorer, Scratch,
-    Signals, Weighted,
+    Sent, Signals, Weighted, ledger,
 };
 
 /// The pods that serve one base model.
@@ -43,40 +48,9 @@ pub struct Pool {
     inner: Mutex<Inner>,
     /// Requests that were to be placed so far, and whole connections that were.
     placed: AtomicU64,
-}
-
-/// One model server endpoint.
-#[derive(Debug)]
-pub struct Pod {
-    /// Unlike any other pod's in this process.
-    pub id: PodId,
-    /// Its name in logs, metrics and status.
-    pub name: Arc<str>,
-    /// Where requests go.
-    pub address: SocketAddr,
-    /// The GPU, as a label for people.
-    pub gpu: Option<Box<str>>,
-    in_flight: AtomicU32,
-    /// Connections that the kernel gave to its own socket: open now, and ever.
-    connections: AtomicU32,
-    given: AtomicU64,
-    requests: AtomicU64,
-    tokens: AtomicU64,
-    failures: AtomicU64,
-    woken: Notify,
-}
-
-/// A pod's identity for as long as the process runs; an address can come back, an id does not.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct PodId(u32);
-
-/// A request's place at a pod. Dropping it gives the place back.
-#[derive(Debug)]
-pub struct Place {
-    /// The pod that was picked.
-    pub pod: Arc<Pod>,
-    /// Its score among the pods of that moment.
-    pub score: f32,
+    learned: Arc<Mutex<Learned>>,
+    /// Ledgers count the time from here.
+    epoch: Instant,
 }
 
 /// What a request needs from a pod.
@@ -84,6 +58,10 @@ pub struct Place {
 pub struct Ask<'a> {
     /// The adapter it names.
     pub adapter: Option<&'a str>,
+    /// Bytes of its body.
+    pub prompt_bytes: usize,
+    /// Its first token will be seen.
+    pub stream: bool,
     /// Pods where it has failed already.
     pub tried: &'a [PodId],
 }
@@ -122,6 +100,8 @@ struct Inner {
     views: Vec<PodView>,
     scratch: Scratch,
     rng: fastrand::Rng,
+    /// When what is known of each pod was last made the others' prior.
+    shared: Duration,
 }
 
 #[derive(Debug)]
@@ -132,6 +112,15 @@ struct Entry {
     observed: Option<Instant>,
     active: Vec<Box<str>>,
     loaded: Vec<Arc<str>>,
+    /// It has told which models it has.
+    listed: bool,
+    /// It has run an adapter that it had not listed: it loads on demand.
+    loads: bool,
+    /// Adapters of the last requests sent there, the latest last; as many as fit.
+    sent: VecDeque<Box<str>>,
+    kv_tokens: Option<u32>,
+    /// Sequences that may run at once.
+    slots: Option<u32>,
     asleep: bool,
     /// It serves another model than the pool's.
     stranger: Option<String>,
@@ -163,24 +152,17 @@ impl Pool {
             .pods
             .iter()
             .map(|pod| Entry {
-                pod: Arc::new(Pod {
-                    id: PodId(NEXT_POD.fetch_add(1, Ordering::Relaxed)),
-                    name: pod.name.as_str().into(),
-                    address: pod.address,
-                    gpu: pod.gpu.as_deref().map(Into::into),
-                    in_flight: AtomicU32::new(0),
-                    connections: AtomicU32::new(0),
-                    given: AtomicU64::new(0),
-                    requests: AtomicU64::new(0),
-                    tokens: AtomicU64::new(0),
-                    failures: AtomicU64::new(0),
-                    woken: Notify::new(),
-                }),
+                pod: Arc::new(Pod::new(pod)),
                 signals: Signals::default(),
                 engine: None,
                 observed: None,
                 active: Vec::new(),
                 loaded: Vec::new(),
+                listed: false,
+                loads: false,
+                sent: VecDeque::new(),
+                kv_tokens: None,
+                slots: None,
                 asleep: false,
                 stranger: None,
                 reach: Reach::Up,
@@ -207,30 +189,58 @@ impl Pool {
                 views: Vec::new(),
                 scratch: Scratch::default(),
                 rng: fastrand::Rng::with_seed(seed),
+                shared: Duration::ZERO,
             }),
             placed: AtomicU64::new(0),
+            learned: Arc::default(),
+            epoch: Instant::now(),
         }
     }
 
     /// Picks the best pod for a request and reserves a place there, in one step.
     pub fn reserve(&self, ask: Ask<'_>, now: Instant) -> Result<Place, NoPod> {
+        let demand = self.learned.lock().demand(ask.prompt_bytes);
+        let at = self.since_epoch(now);
         let mut inner = self.inner.lock();
         self.placed.fetch_add(1, Ordering::Relaxed);
-        let Inner { pods, views, scratch, rng } = &mut *inner;
+        let Inner { pods, views, scratch, rng, .. } = &mut *inner;
         // Metrics that take too long do not prove a pod dead: servers have been seen to answer requests and
         // nothing else while they are overloaded. Before all are sent away, those are tried.
         let none_ready = !pods.iter().any(|entry| entry.ready(now));
         views.clear();
         views.extend(pods.iter().map(|entry| {
-            let view = entry.view(ask, now);
+            let view = entry.view(ask, now, at);
             PodView { ready: view.ready || none_ready && entry.is_silent(), ..view }
         }));
-        let pick = schedule::pick(views, &Demand::default(), &self.profile, rng, scratch)?;
-        let Some(entry) = pods.get(pick.index) else { return Err(NoPod::Empty) };
-        entry.pod.in_flight.fetch_add(1, Ordering::Relaxed);
-        entry.pod.requests.fetch_add(1, Ordering::Relaxed);
-        entry.pod.woken.notify_one();
-        Ok(Place { pod: Arc::clone(&entry.pod), score: pick.score })
+        let pick = schedule::pick(views, &demand, &self.profile, rng, scratch)?;
+        let Some(entry) = pods.get_mut(pick.index) else { return Err(NoPod::Empty) };
+        if let Some(adapter) = ask.adapter {
+            entry.sent_adapter(adapter);
+        }
+        let Demand { prompt_tokens, output_tokens, .. } = demand;
+        let sent = Sent { prompt: prompt_tokens, uncached: prompt_tokens, output: output_tokens };
+        let mut ledger = entry.pod.ledger.lock();
+        let ticket = ledger.dispatch(&pick.estimate, sent, at);
+        if !ask.stream {
+            ledger.unseen(ticket);
+        }
+        drop(ledger);
+        entry.pod.take();
+        Ok(Place {
+            pod: Arc::clone(&entry.pod),
+            score: pick.score,
+            ticket,
+            prompt_bytes: ask.prompt_bytes,
+            learned: Arc::clone(&self.learned),
+            epoch: self.epoch,
+            taken: now,
+            ended: None,
+        })
+    }
+
+    /// When a client may come back that was refused for want of room.
+    pub fn retry_after(&self, now: Instant) -> Duration {
+        self.learned.lock().retry_after(self.since_epoch(now))
     }
 
     /// Requests that were to be placed so far, and whole connections that were.
@@ -240,13 +250,8 @@ impl Pool {
 
     /// Takes what the kernel has counted of a pod's whole connections: ever given to it, and open.
     pub fn set_connections(&self, pod: &Pod, given: u64, open: u64) {
-        let open = u32::try_from(open).unwrap_or(u32::MAX);
-        pod.connections.store(open, Ordering::Relaxed);
-        let new = given.saturating_sub(pod.given.swap(given, Ordering::Relaxed));
-        if new > 0 {
-            self.placed.fetch_add(new, Ordering::Relaxed);
-            pod.woken.notify_one();
-        }
+        let new = pod.set_connections(given, open);
+        self.placed.fetch_add(new, Ordering::Relaxed);
     }
 
     /// The most that a pod can score.
@@ -267,11 +272,13 @@ impl Pool {
 
     /// Every pod with what the scheduler thinks of it.
     pub fn status(&self, now: Instant) -> Vec<PodStatus> {
+        let demand = Demand { prompt_tokens: 0, ..self.learned.lock().demand(0) };
+        let at = self.since_epoch(now);
         let mut inner = self.inner.lock();
         let Inner { pods, views, scratch, .. } = &mut *inner;
         views.clear();
-        views.extend(pods.iter().map(|entry| entry.view(Ask::default(), now)));
-        let explained = schedule::explain(views, &Demand::default(), &self.profile, scratch);
+        views.extend(pods.iter().map(|entry| entry.view(Ask::default(), now, at)));
+        let explained = schedule::explain(views, &demand, &self.profile, scratch);
         pods.iter()
             .zip(views.iter())
             .zip(explained)
@@ -303,10 +310,18 @@ impl Pool {
     /// A pod told its load. Returns whether it had been out of reach before.
     pub fn observed(&self, id: PodId, reading: Reading, now: Instant) -> bool {
         let same_port = self.source.port.is_none();
+        let at = self.since_epoch(now);
+        self.share(at);
         self.update(id, |entry| {
+            entry.pod.ledger.lock().scraped(&reading.signals, at);
             entry.signals = reading.signals;
+            entry.kv_tokens =
+                reading.kv_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+            entry.slots = reading.max_num_seqs;
             entry.engine = Some(reading.engine);
             entry.active = reading.adapters_active;
+            entry.loads |= entry.listed
+                && entry.active.iter().any(|name| entry.loaded.iter().all(|of| **of != **name));
             let was_ready = entry.ready(now);
             entry.asleep = reading.asleep;
             // Of metrics that nobody knows, nothing is known.
@@ -338,6 +353,7 @@ impl Pool {
         self.update(id, |entry| {
             let changed = entry.loaded != loaded;
             entry.loaded = loaded;
+            entry.listed = true;
             if let Some(stranger) = stranger.as_ref().filter(|_| stranger != entry.stranger) {
                 warn!(pool = %self.name, pod = %entry.pod.name, "{stranger}");
             }
@@ -367,6 +383,10 @@ impl Pool {
                     entry.forget();
                     lost.adapters = !entry.loaded.is_empty();
                     entry.loaded.clear();
+                    // Another process comes back there.
+                    entry.listed = false;
+                    entry.loads = false;
+                    entry.sent.clear();
                     if same_port {
                         entry.reach = Reach::Down { since: now, silent: false };
                     }
@@ -423,6 +443,25 @@ impl Pool {
         });
     }
 
+    /// Makes what is known of each pod the others' prior, now and then.
+    fn share(&self, at: Duration) {
+        let mut inner = self.inner.lock();
+        if at < inner.shared + SHARED_EVERY {
+            return;
+        }
+        inner.shared = at;
+        let mut ledgers: Vec<_> = inner
+            .pods
+            .iter()
+            .map(|entry| (entry.pod.gpu.as_deref(), entry.pod.ledger.lock()))
+            .collect();
+        ledger::share(ledgers.iter_mut().map(|(gpu, ledger)| (*gpu, &mut **ledger)));
+    }
+
+    fn since_epoch(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.epoch)
+    }
+
     fn update(&self, id: PodId, change: impl FnOnce(&mut Entry) -> bool) -> bool {
         let mut inner = self.inner.lock();
         // A pod that has left the pool may still report; there is nothing left to change then.
@@ -430,70 +469,15 @@ impl Pool {
     }
 }
 
-impl Pod {
-    /// Requests that the gateway has in flight there, and connections that the kernel has given to
-    /// it: nobody knows what is said on those, and each counts as one.
-    pub fn in_flight(&self) -> u32 {
-        self.in_flight.load(Ordering::Relaxed).saturating_add(self.connections())
-    }
-
-    /// Connections open that the kernel has given to it.
-    pub fn connections(&self) -> u32 {
-        self.connections.load(Ordering::Relaxed)
-    }
-
-    /// Connections that the kernel has ever given to it.
-    pub fn given(&self) -> u64 {
-        self.given.load(Ordering::Relaxed)
-    }
-
-    /// Requests and whole connections ever given to it.
-    pub fn taken(&self) -> u64 {
-        self.requests().saturating_add(self.given())
-    }
-
-    /// Returns once more than `before` requests and whole connections have been given to it. For one task at a time.
-    pub async fn wanted(&self, before: u64) {
-        while self.taken() <= before {
-            self.woken.notified().await;
-        }
-    }
-
-    /// Requests ever given to it.
-    pub fn requests(&self) -> u64 {
-        self.requests.load(Ordering::Relaxed)
-    }
-
-    /// Tokens that it has generated through this gateway.
-    pub fn tokens(&self) -> u64 {
-        self.tokens.load(Ordering::Relaxed)
-    }
-
-    /// Requests that failed there.
-    pub fn failures(&self) -> u64 {
-        self.failures.load(Ordering::Relaxed)
-    }
-
-    /// Counts tokens that it has generated.
-    pub fn generated(&self, tokens: u64) {
-        self.tokens.fetch_add(tokens, Ordering::Relaxed);
-    }
-
-    /// Counts a request that failed there.
-    pub fn failed(&self) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.pod.in_flight.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Entry {
-    fn view(&self, ask: Ask<'_>, now: Instant) -> PodView {
+    fn view(&self, ask: Ask<'_>, now: Instant, at: Duration) -> PodView {
+        let mut ledger = self.pod.ledger.lock();
         PodView {
+            key: self.pod.key,
+            own: ledger.own(at),
+            speed: ledger.speed(),
+            kv_tokens: self.kv_tokens,
+            slots: self.slots,
             ready: self.ready(now),
             tried: ask.tried.contains(&self.pod.id),
             in_flight: self.pod.in_flight(),
@@ -507,9 +491,25 @@ impl Entry {
                 Some(name) if self.loaded.iter().any(|loaded| &**loaded == name) => {
                     AdapterFit::Loaded
                 }
-                Some(_) => AdapterFit::Unlisted,
+                Some(name) if self.sent.iter().any(|sent| **sent == *name) => AdapterFit::Loaded,
+                Some(_) if self.listed && !self.loads => AdapterFit::Unlisted,
+                Some(_) => AdapterFit::Absent,
             },
             ..PodView::default()
+        }
+    }
+
+    /// A request for this adapter was sent there: from now on it is in GPU memory, as long as no more come
+    /// than fit.
+    fn sent_adapter(&mut self, adapter: &str) {
+        let known = self.sent.iter().position(|sent| **sent == *adapter);
+        match known.and_then(|place| self.sent.remove(place)) {
+            Some(name) => self.sent.push_back(name),
+            None => self.sent.push_back(adapter.into()),
+        }
+        let most = self.signals.adapter_slots.unwrap_or(ADAPTER_SLOTS).min(MOST_ADAPTER_SLOTS);
+        while self.sent.len() > most as usize {
+            self.sent.pop_front();
         }
     }
 
@@ -631,7 +631,12 @@ const DEFAULT_WEIGHTS: Weights =
 /// A pod takes no more requests when one is expected to wait longer than this: clients have gone by then.
 const MAX_WAIT: Duration = Duration::from_secs(120);
 
-static NEXT_POD: AtomicU32 = AtomicU32::new(1);
+/// Adapters that fit at once where a pod does not tell, and the most that are remembered.
+const ADAPTER_SLOTS: u32 = 4;
+const MOST_ADAPTER_SLOTS: u32 = 256;
+
+/// How often pods' speeds are compared.
+const SHARED_EVERY: Duration = Duration::from_secs(1);
 
 /// Scrapes in a row that must time out before a pod counts as gone: one slow answer is no outage.
 const MISSES_TO_DOWN: u32 = 3;

@@ -31,7 +31,7 @@ use crate::gateway::Memory;
 use crate::kernel;
 use crate::listen::Worker;
 use crate::metrics::{Outcome, Rejection};
-use crate::pool::{Ask, Place, Pod, PodId, Pool};
+use crate::pool::{Answered, Ask, Place, Pod, PodId, Pool};
 use crate::schedule::NoPod;
 use crate::upstream::Use;
 
@@ -174,7 +174,9 @@ fn reserve(
     request: &Request<'_>,
     tried: &[PodId],
 ) -> Result<Place, (Refusal, Rejection)> {
-    pool.reserve(Ask { adapter: request.adapter, tried }, Instant::now()).map_err(|none| {
+    let Request { adapter, stream, body, .. } = request;
+    let ask = Ask { adapter: *adapter, prompt_bytes: body.len(), stream: *stream, tried };
+    pool.reserve(ask, Instant::now()).map_err(|none| {
         let none = match none {
             // Those that were tried may be out by now for that very reason.
             NoPod::Empty if !tried.is_empty() => NoPod::Exhausted,
@@ -260,6 +262,9 @@ async fn pass(
     let Answer { mut upstream, begun, trouble, sent } = answer;
     let (status, stream, first_received) =
         (begun.head.status, begun.head.event_stream, begun.received);
+    if stream && trouble.is_none() {
+        place.began(first_received);
+    }
     // What was wrong before the content has been counted.
     let was_fine = trouble.is_none();
     let unchanged = !(begun.head.chunked && side.http10);
@@ -308,13 +313,23 @@ async fn pass(
     if was_fine && matches!(outcome, Outcome::PodError | Outcome::Aborted | Outcome::TimedOut) {
         place.pod.failed();
     }
+    let pod = Arc::clone(&place.pod);
+    if was_fine && outcome == Outcome::Ok && status == 200 {
+        let usage = tail.usage();
+        let counted = Some(chunks).filter(|chunks| stream && *chunks > 0);
+        place.end(Answered {
+            prompt_tokens: usage.prompt_tokens,
+            output_tokens: usage.completion_tokens.or(counted),
+            last_received: Some(last_received),
+        });
+    }
     Exchange {
         outcome,
         status,
         rejection: None,
         flow: Some((plan, bytes)),
         keep_alive,
-        pod: Some(Arc::clone(&place.pod)),
+        pod: Some(pod),
         retries: retries as u32,
         stream,
         chunks,

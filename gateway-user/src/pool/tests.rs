@@ -300,7 +300,8 @@ fn adapters_lead_to_where_they_are() {
     assert!(pool.listed(id(&pool, 1), &models(&["sql"])));
     assert!(!pool.listed(id(&pool, 1), &models(&["sql"])), "nothing new");
     let ask = |tried: &[PodId]| {
-        pool.reserve(Ask { adapter: Some("sql"), tried }, now).map(|place| place.pod.id)
+        pool.reserve(Ask { adapter: Some("sql"), tried, ..Ask::default() }, now)
+            .map(|place| place.pod.id)
     };
     assert_eq!(ask(&[]), Ok(id(&pool, 1)));
     // In use elsewhere, though not listed: in GPU memory is better still.

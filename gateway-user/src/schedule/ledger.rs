@@ -62,6 +62,8 @@ struct Flight {
     estimate: Estimate,
     /// The last scrape shows it.
     shown: bool,
+    /// Its first token will not be seen.
+    unseen: bool,
     state: State,
 }
 
@@ -69,6 +71,8 @@ struct Flight {
 enum State {
     Free,
     Pending,
+    /// Its prompt should be computed.
+    Unseen,
     /// Its first token came then, and so many sequences ran.
     Decoding {
         at: Duration,
@@ -111,6 +115,7 @@ impl Ledger {
             at: now,
             estimate: *estimate,
             shown: false,
+            unseen: false,
             state: State::Pending,
         };
         let reused = self.free.pop().and_then(|place| Some((place, self.flight_at(place)?)));
@@ -136,6 +141,14 @@ impl Ledger {
         }
         self.waiting.push_back(ticket);
         ticket
+    }
+
+    /// A request's first token will not be seen, as its answer comes in one piece: its prompt counts as
+    /// computed when that was expected.
+    pub fn unseen(&mut self, ticket: Ticket) {
+        if let Some(flight) = self.flight(ticket) {
+            flight.unseen = true;
+        }
     }
 
     /// A request's first token came: its prompt is computed.
@@ -209,14 +222,13 @@ impl Ledger {
 
     /// What the requests in flight amount to now.
     pub fn own(&mut self, now: Duration) -> Own {
-        let oldest = self.oldest();
+        let oldest = self.oldest(now);
         // Of the prompt that is being computed a part is done.
         let per_token = self.learner.speed().first.per_one();
         let since = now.saturating_sub(self.progress).as_secs_f32();
         let done = oldest.map_or(0, |oldest| oldest.sent.uncached.min((since / per_token) as u32));
         let overdue = oldest.map_or(Duration::ZERO, |oldest| {
-            let expected = Duration::from_secs_f32(oldest.estimate.first().min(1e6));
-            now.saturating_sub(oldest.at).saturating_sub(expected)
+            now.saturating_sub(oldest.at).saturating_sub(oldest.expected())
         });
         let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         Own {
@@ -257,14 +269,31 @@ impl Ledger {
     }
 
     /// The oldest that waits for its first token; forgets those before it that do not any more.
-    fn oldest(&mut self) -> Option<Flight> {
+    fn oldest(&mut self, now: Duration) -> Option<Flight> {
         while let Some(&ticket) = self.waiting.front() {
             match self.flight(ticket) {
-                Some(flight) if flight.state == State::Pending => return Some(*flight),
-                _ => self.waiting.pop_front(),
-            };
+                Some(flight) if flight.state == State::Pending => {
+                    let Flight { sent, at, .. } = *flight;
+                    if !flight.unseen || now < at + flight.expected() {
+                        return Some(*flight);
+                    }
+                    // No observation: nothing was observed.
+                    flight.state = State::Unseen;
+                    self.computed(sent);
+                    self.progress = self.progress.max(now);
+                }
+                _ => {}
+            }
+            self.waiting.pop_front();
         }
         None
+    }
+}
+
+impl Flight {
+    /// How long it was expected to take to its first token.
+    fn expected(&self) -> Duration {
+        Duration::from_secs_f32(self.estimate.first().clamp(0.0, 1e6))
     }
 }
 

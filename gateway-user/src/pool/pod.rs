@@ -1,0 +1,206 @@
+//! One model server endpoint: who it is, what is counted of it, and a place that a request holds there.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::learned::Learned;
+use crate::config;
+use crate::schedule::speed::prior;
+use crate::schedule::{Ledger, Ticket};
+
+/// One model server endpoint.
+#[derive(Debug)]
+pub struct Pod {
+    /// Unlike any other pod's in this process.
+    pub id: PodId,
+    /// The same at every gateway.
+    pub(super) key: u64,
+    /// Its name in logs, metrics and status.
+    pub name: Arc<str>,
+    /// Where requests go.
+    pub address: SocketAddr,
+    /// The GPU, as a label.
+    pub gpu: Option<Box<str>>,
+    in_flight: AtomicU32,
+    /// Connections that the kernel gave to its own socket: open now, and ever.
+    connections: AtomicU32,
+    given: AtomicU64,
+    requests: AtomicU64,
+    tokens: AtomicU64,
+    failures: AtomicU64,
+    woken: Notify,
+    /// Never held while another lock is waited for.
+    pub(super) ledger: Mutex<Ledger>,
+}
+
+/// A pod's identity for as long as the process runs; an address can come back, an id does not.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct PodId(u32);
+
+/// A request's place at a pod. Dropping it gives the place back.
+#[derive(Debug)]
+pub struct Place {
+    /// The pod that was picked.
+    pub pod: Arc<Pod>,
+    /// Its score among the pods of that moment.
+    pub score: f32,
+    pub(super) ticket: Ticket,
+    pub(super) prompt_bytes: usize,
+    pub(super) learned: Arc<Mutex<Learned>>,
+    pub(super) epoch: Instant,
+    pub(super) taken: Instant,
+    pub(super) ended: Option<(Option<u32>, Instant)>,
+}
+
+/// What an answer turned out to be.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Answered {
+    /// Tokens of the prompt, as the engine counted them.
+    pub prompt_tokens: Option<u64>,
+    /// Tokens generated.
+    pub output_tokens: Option<u64>,
+    /// When the last content came.
+    pub last_received: Option<Instant>,
+}
+
+impl Pod {
+    /// The pod of a configuration's entry; nothing is known of it yet.
+    pub(super) fn new(pod: &config::Pod) -> Self {
+        Self {
+            id: PodId(NEXT_POD.fetch_add(1, Ordering::Relaxed)),
+            key: key(pod.address),
+            name: pod.name.as_str().into(),
+            address: pod.address,
+            gpu: pod.gpu.as_deref().map(Into::into),
+            in_flight: AtomicU32::new(0),
+            connections: AtomicU32::new(0),
+            given: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            tokens: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+            woken: Notify::new(),
+            ledger: Mutex::new(Ledger::new(prior(pod.gpu.as_deref()))),
+        }
+    }
+
+    /// Counts a request that got a place.
+    pub(super) fn take(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.woken.notify_one();
+    }
+
+    /// Takes what the kernel has counted of its whole connections. Returns how many are new.
+    pub(super) fn set_connections(&self, given: u64, open: u64) -> u64 {
+        let open = u32::try_from(open).unwrap_or(u32::MAX);
+        self.connections.store(open, Ordering::Relaxed);
+        let new = given.saturating_sub(self.given.swap(given, Ordering::Relaxed));
+        if new > 0 {
+            self.woken.notify_one();
+        }
+        new
+    }
+
+    /// Requests that the gateway has in flight there, and connections that the kernel has given to
+    /// it: nobody knows what is said on those, and each counts as one.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed).saturating_add(self.connections())
+    }
+
+    /// Connections open that the kernel has given to it.
+    pub fn connections(&self) -> u32 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Connections that the kernel has ever given to it.
+    pub fn given(&self) -> u64 {
+        self.given.load(Ordering::Relaxed)
+    }
+
+    /// Requests and whole connections ever given to it.
+    pub fn taken(&self) -> u64 {
+        self.requests().saturating_add(self.given())
+    }
+
+    /// Returns once more than `before` requests and whole connections have been given to it. For one task at a time.
+    pub async fn wanted(&self, before: u64) {
+        while self.taken() <= before {
+            self.woken.notified().await;
+        }
+    }
+
+    /// Requests ever given to it.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Tokens that it has generated through this gateway.
+    pub fn tokens(&self) -> u64 {
+        self.tokens.load(Ordering::Relaxed)
+    }
+
+    /// Requests that failed there.
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    /// Counts tokens that it has generated.
+    pub fn generated(&self, tokens: u64) {
+        self.tokens.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    /// Counts a request that failed there.
+    pub fn failed(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Place {
+    /// The first content of a stream came. Of an answer in one piece that says nothing of the prompt.
+    pub fn began(&self, at: Instant) {
+        self.pod.ledger.lock().first_token(self.ticket, self.since_epoch(at));
+    }
+
+    /// The answer is complete: gives the place back, and what was learned with it.
+    pub fn end(mut self, answered: Answered) {
+        let Answered { prompt_tokens, output_tokens, last_received } = answered;
+        let output = output_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+        let at = last_received.unwrap_or_else(Instant::now);
+        self.ended = Some((output, at));
+        self.learned.lock().answered(
+            self.prompt_bytes,
+            prompt_tokens,
+            output,
+            at.saturating_duration_since(self.taken),
+        );
+    }
+
+    fn since_epoch(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.epoch)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let (tokens, at) = self.ended.unwrap_or_else(|| (None, Instant::now()));
+        let at = self.since_epoch(at);
+        self.pod.ledger.lock().finish(self.ticket, tokens, at);
+        self.pod.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.learned.lock().drain.completed(at);
+    }
+}
+
+/// A hash of an address that is the same everywhere and for ever (FNV-1a).
+fn key(address: SocketAddr) -> u64 {
+    address.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+static NEXT_POD: AtomicU32 = AtomicU32::new(1);
