@@ -345,79 +345,79 @@ const BUDGET: f32 = 2048.0;
 /// Seconds that a step takes longer when an adapter is loaded in it.
 const LOAD: f64 = 0.5;
 
+fn by(seed: u64, run: &Run) -> Vec<Outcome> {
+    run.clone().play(seed)
+}
+
+/// The same run with requests going round.
+fn around(run: &Run) -> Vec<Outcome> {
+    Run { profile: None, ..run.clone() }.play(1)
+}
+
 #[test]
-fn explore() {
-    let gpus = |gpu: &[&'static str]| gpu.to_vec();
-    let mixed = gpus(&["h100", "h100", "l40s", "l40s", "a10", "a10", "l4", "l4"]);
-    let uniform = vec!["h100"; 8];
-    let env = std::env::var("PRESETS").unwrap_or_default();
-    let only = std::env::var("ONLY").unwrap_or_default();
-    let mut three = vec![("rr".to_owned(), None)];
-    for part in env.split(';').filter(|part| !part.is_empty()) {
-        let n: Vec<f32> = part.split(',').map(|n| n.parse().unwrap()).collect();
-        let preset = Preset { first: n[0], token: n[1], others: n[2], margin: n[3] };
-        three.push((part.to_owned(), Some(Profile { policy: Policy::Cost(preset), ..by_cost() })));
+fn a_mixed_fleet_without_labels_is_used_by_its_speed() {
+    let gpus = ["h100", "h100", "l40s", "l40s", "a10", "a10", "l4", "l4"];
+    let run = Run::new(&gpus, steady(25.0, 800, 1000, 200, 1));
+    let outcomes = by(3, &run);
+    let counts = counts(&outcomes, 8);
+    assert!(counts[0] > 2 * counts[2] && counts[2] > 2 * counts[6], "{counts:?}");
+    assert!(first(&outcomes, 0.95) < first(&around(&run), 0.95) / 4.0);
+}
+
+#[test]
+fn equal_pods_are_used_evenly() {
+    for gateways in [1, 8] {
+        let run = Run { gateways, ..Run::new(&["h100"; 8], steady(60.0, 800, 1000, 200, 1)) };
+        let counts = counts(&by(3, &run), 8);
+        assert!(counts.iter().all(|count| (75..=125).contains(count)), "{gateways}: {counts:?}");
     }
-    let groups = |mut all: Vec<Arrival>, n: u64| {
-        let mut rng = fastrand::Rng::with_seed(9);
-        all.iter_mut().for_each(|arrival| arrival.group = Some(rng.u64(1..=n)));
-        all
+}
+
+// Field reports 65: several gateways, signals a second old.
+#[test]
+fn gateways_do_not_herd() {
+    let run =
+        Run { gateways: 3, scrape: 1.0, ..Run::new(&["a10"; 8], steady(4.0, 300, 500, 100, 1)) };
+    let counts = counts(&by(3, &run), 8);
+    let mean = 300.0 / 8.0;
+    assert!(counts.iter().all(|&count| (count as f64) < 1.5 * mean), "{counts:?}");
+}
+
+#[test]
+fn a_pod_that_slows_down_gets_less() {
+    let arrivals = steady(50.0, 1500, 1000, 200, 1);
+    let run = Run { slowed: Some((10.0, 5.0)), ..Run::new(&["h100"; 8], arrivals) };
+    let outcomes = by(3, &run);
+    let late = counts(&outcomes[750..], 8);
+    assert!(late[0] < late[1] / 2, "{late:?}");
+    assert!(first(&outcomes, 0.95) < 0.15, "{}", first(&outcomes, 0.95));
+}
+
+#[test]
+fn a_shared_beginning_is_used_where_it_is_and_spreads_when_that_is_full() {
+    let group = |arrival: Arrival| Arrival { group: Some(7), ..arrival };
+    let arrivals = |rate| steady(rate, 400, 8000, 50, 1).into_iter().map(group).collect();
+    // Little load: computing it again elsewhere costs more than it saves.
+    let counts_few = counts(&by(3, &Run::new(&["h100"; 4], arrivals(1.0))), 4);
+    assert!(*counts_few.iter().max().unwrap() > 300, "{counts_few:?}");
+    // More than one pod takes.
+    let many = by(3, &Run::new(&["h100"; 4], arrivals(60.0)));
+    let counts = counts(&many, 4);
+    assert!(*counts.iter().max().unwrap() < 200, "{counts:?}");
+}
+
+#[test]
+fn a_hot_adapter_spreads_before_its_pod_is_full() {
+    let run = |rate| {
+        let hot = |arrival: Arrival| Arrival { adapter: Some(1), ..arrival };
+        let arrivals = steady(rate, 300, 500, 100, 1).into_iter().map(hot).collect();
+        let mut run = Run::new(&["l40s"; 4], arrivals);
+        run.engines.iter_mut().for_each(|engine| engine.adapters = 4);
+        by(3, &run)
     };
-    let zipf = |mut all: Vec<Arrival>| {
-        let mut rng = fastrand::Rng::with_seed(9);
-        all.iter_mut().for_each(|arrival| arrival.adapter = Some((100f64.powf(rng.f64())) as u32));
-        all
-    };
-    for (name, gpus, arrivals, gateways, scrape, slowed, adapters) in [
-        ("mixed", mixed.clone(), steady(8.0, 2000, 1000, 200, 1), 1, 0.05, None, 0),
-        ("mixed high", mixed.clone(), steady(25.0, 4000, 1000, 200, 1), 1, 0.05, None, 0),
-        ("mixed 8gw", mixed.clone(), steady(25.0, 4000, 1000, 200, 1), 8, 0.05, None, 0),
-        ("mixed 8gw 1s", mixed.clone(), steady(25.0, 4000, 1000, 200, 1), 8, 1.0, None, 0),
-        ("uniform", uniform.clone(), steady(60.0, 6000, 1000, 200, 1), 1, 0.05, None, 0),
-        ("uniform 8gw", uniform.clone(), steady(60.0, 6000, 1000, 200, 1), 8, 0.05, None, 0),
-        ("uniform 8gw 1s", uniform.clone(), steady(60.0, 6000, 1000, 200, 1), 8, 1.0, None, 0),
-        ("groups", uniform.clone(), groups(steady(60.0, 6000, 2300, 256, 1), 32), 1, 0.05, None, 0),
-        (
-            "groups 8gw",
-            uniform.clone(),
-            groups(steady(60.0, 6000, 2300, 256, 1), 32),
-            8,
-            0.05,
-            None,
-            0,
-        ),
-        (
-            "slowed",
-            uniform.clone(),
-            steady(50.0, 6000, 1000, 200, 1),
-            1,
-            0.05,
-            Some((30.0, 5.0)),
-            0,
-        ),
-        ("adapters", uniform.clone(), zipf(steady(40.0, 5000, 800, 200, 1)), 1, 0.05, None, 16),
-    ] {
-        if !name.contains(&only) {
-            continue;
-        }
-        println!("{name}");
-        for (policy, profile) in three.clone() {
-            let mut run = Run::new(&gpus, arrivals.clone());
-            run.engines.iter_mut().for_each(|engine| engine.adapters = adapters);
-            let run = Run { gateways, scrape, slowed, profile, ..run };
-            let outcomes = run.play(3);
-            let end = outcomes.iter().map(|it| it.end).fold(0.0, f64::max);
-            let tpot: f64 =
-                outcomes.iter().map(|it| (it.end - it.sent - it.first) / 199.0).sum::<f64>()
-                    / outcomes.len() as f64;
-            println!(
-                "  {policy:18} p50 {:7.0} p95 {:7.0} p99 {:7.0} ms  tpot {:5.1} end {end:5.1} {:?}",
-                first(&outcomes, 0.5) * 1e3,
-                first(&outcomes, 0.95) * 1e3,
-                first(&outcomes, 0.99) * 1e3,
-                tpot * 1e3,
-                counts(&outcomes, gpus.len())
-            );
-        }
-    }
+    let cold = counts(&run(0.5), 4);
+    assert!(*cold.iter().max().unwrap() > 200, "one pod is enough: {cold:?}");
+    let outcomes = run(40.0);
+    let hot = counts(&outcomes, 4);
+    assert!(hot.iter().all(|count| *count > 20), "{hot:?}");
 }

@@ -299,3 +299,195 @@ const LOAD_HARM: f32 = 0.1;
 
 /// More than any request costs, in seconds.
 const MOST_COST: f32 = 1e9;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::speed::{Line, Speed};
+    use crate::schedule::view::{Own, Since};
+
+    /// A pod with round numbers: 1,000 prompt tokens a second and 10 ms a token, 1 ms more for each sequence.
+    fn pod() -> PodView {
+        let speed = Speed { first: Line::new(0.02, 0.001), token: Line::new(0.01, 0.001) };
+        let signals = Signals { waiting: Some(0), running: Some(0), ..Signals::default() };
+        PodView { ready: true, age: Some(Duration::ZERO), signals, speed, ..PodView::default() }
+    }
+
+    const DEMAND: Demand = Demand { prompt_tokens: 500, output_tokens: 100, prefix: None };
+
+    fn of(pod: &PodView) -> Estimate {
+        let fleet = Fleet { share: 1.0, prompt: 200.0 };
+        estimate(pod, Some(&pod.signals), &DEMAND, &fleet)
+    }
+
+    fn is_near(found: f32, expected: f32) -> bool {
+        (found - expected).abs() <= 1e-4 * expected.max(1.0)
+    }
+
+    #[test]
+    fn an_idle_pod_takes_the_prompt_at_its_speed() {
+        let found = of(&pod());
+        assert!(is_near(found.first(), 0.52) && is_near(found.token, 0.011), "{found:?}");
+        assert!(is_near(of(&PodView { cached_tokens: 400, ..pod() }).first(), 0.12));
+        // More than the whole prompt cannot be cached.
+        assert!(is_near(of(&PodView { cached_tokens: 9000, ..pod() }).first(), 0.021));
+    }
+
+    #[test]
+    fn prompts_ahead_are_waited_for() {
+        let own = Own { pending: 2, prefill_tokens: 800, ..Own::default() };
+        let ours = PodView { in_flight: 2, own, ..pod() };
+        assert!(is_near(of(&ours).ahead, 0.8));
+        // Two of the five that wait are ours, and counted already.
+        let mut all = ours;
+        all.signals.waiting = Some(5);
+        assert!(is_near(of(&all).ahead, 0.8 + 3.0 * 0.2));
+        assert_eq!(of(&all).work, 800.0 + 3.0 * 200.0 + 500.0);
+        // What was told a while ago has been computed since.
+        all.age = Some(Duration::from_millis(400));
+        assert!(is_near(of(&all).ahead, 0.8 + 0.2));
+        all.age = Some(Duration::from_secs(9));
+        assert!(is_near(of(&all).ahead, 0.8));
+    }
+
+    #[test]
+    fn what_a_scrape_cannot_show_is_added() {
+        let mut pod = pod();
+        pod.signals.running = Some(10);
+        assert_eq!(of(&pod).running, 10.0);
+        pod.in_flight = 4;
+        pod.own.since_scrape = Since { sent: 3, tokens: 1800, finished: 2 };
+        assert_eq!(of(&pod).running, 11.0);
+        // Each stands for all gateways', but only for as much as was there.
+        let fleet = Fleet { share: 4.0, prompt: 200.0 };
+        let running = |pod: &PodView| estimate(pod, Some(&pod.signals), &DEMAND, &fleet).running;
+        assert_eq!(running(&pod), 10.0 + 3.0 + 9.0 - 8.0);
+        pod.own.since_scrape = Since { sent: 30, tokens: 18_000, finished: 0 };
+        assert_eq!(running(&pod), 10.0 + 30.0 + 14.0);
+        // And never less than our own.
+        pod.in_flight = 100;
+        assert_eq!(running(&pod), 100.0);
+    }
+
+    #[test]
+    fn the_share_of_others_is_read_from_the_pods() {
+        let told = |running, in_flight| {
+            let signals = Signals { running: Some(running), ..Signals::default() };
+            PodView { in_flight, signals, ..pod() }
+        };
+        for (pods, share) in [
+            (vec![], 1.0),
+            (vec![told(0, 0)], 1.0),
+            (vec![told(50, 50), told(30, 30)], 1.0),
+            (vec![told(46, 10), told(50, 10)], 100.0 / 24.0),
+            (vec![told(0, 500)], 1.0),
+            (vec![told(u32::MAX, 0)], MOST_GATEWAYS),
+        ] {
+            let fleet = Fleet::read(&pods, &DEMAND, Duration::from_secs(3));
+            assert!(is_near(fleet.share, share), "{fleet:?} of {share}");
+        }
+    }
+
+    #[test]
+    fn a_full_batch_is_waited_for() {
+        let mut pod = PodView { slots: Some(4), ..pod() };
+        pod.signals.running = Some(3);
+        assert_eq!(of(&pod).room, 0.0);
+        pod.signals.running = Some(4);
+        // One of four must end, which takes a quarter of an answer.
+        assert!(is_near(of(&pod).room, 100.0 * 0.015 / 4.0), "{:?}", of(&pod));
+        pod.signals.waiting = Some(4);
+        assert!(is_near(of(&pod).room, 5.0 * 100.0 * 0.015 / 4.0), "{:?}", of(&pod));
+        assert!(is_near(of(&pod).token, 0.015), "no more run than fit");
+    }
+
+    #[test]
+    fn kv_room_is_waited_for() {
+        let mut pod = PodView { kv_tokens: Some(10_000), ..pod() };
+        pod.signals.running = Some(8);
+        pod.signals.kv_usage = Some(0.5);
+        assert_eq!(of(&pod).room, 0.0);
+        pod.signals.kv_usage = Some(0.95);
+        let one = of(&pod).room;
+        assert!(one > 0.0, "{one}");
+        pod.signals.waiting = Some(6);
+        assert!(of(&pod).room > one);
+        // Another 600 tokens fit where the prompt is cached.
+        pod.signals.waiting = Some(0);
+        pod.signals.kv_usage = Some(0.93);
+        let cold = of(&pod).room;
+        assert!(of(&PodView { cached_tokens: 500, ..pod }).room < cold);
+        // Of unknown size: only a queue shows that it is full.
+        let mut unknown = PodView { kv_tokens: None, ..pod };
+        unknown.signals.kv_usage = Some(1.0);
+        assert_eq!(of(&unknown).room, 0.0);
+        unknown.signals.waiting = Some(2);
+        assert!(of(&unknown).room > 0.0);
+    }
+
+    #[test]
+    fn an_adapter_is_waited_for() {
+        let with = |adapter, slots: Option<(u32, u32)>| {
+            let mut pod = PodView { adapter, ..pod() };
+            pod.signals.adapter_slots = slots.map(|slots| slots.0);
+            pod.signals.adapters_active = slots.map(|slots| slots.1);
+            of(&pod).adapter
+        };
+        use AdapterFit::{Absent, Active, Loaded, NotNeeded, Unlisted};
+        for (adapter, slots, expected) in [
+            (NotNeeded, Some((4, 4)), 0.0),
+            (Active, Some((4, 4)), 0.0),
+            (Loaded, None, SWAP_IN),
+            (Loaded, Some((4, 3)), SWAP_IN),
+            (Absent, Some((4, 3)), LOAD),
+            (Unlisted, None, LOAD),
+            // An answer of 100 tokens must come to its end first.
+            (Loaded, Some((4, 4)), SWAP_IN + 1.1),
+            (Absent, Some((4, 9)), LOAD + 1.1),
+        ] {
+            let found = with(adapter, slots);
+            assert!(is_near(found, expected), "{adapter:?} {slots:?}: {found}");
+        }
+    }
+
+    #[test]
+    fn each_part_costs_what_it_counts_for() {
+        let stale = Duration::from_secs(3);
+        let preset = |first, token, others| Preset { first, token, others, margin: 0.0 };
+        let mut busy = pod();
+        busy.signals.running = Some(10);
+        let estimate = of(&busy);
+        let of = |preset| cost(&busy, &estimate, &DEMAND, &preset, stale);
+        assert!(is_near(of(preset(1.0, 0.0, 0.0)), 0.52));
+        assert!(is_near(of(preset(0.0, 1.0, 0.0)), 100.0 * 0.021));
+        // Ten sequences stand still for half a second, and then have 100 slower steps.
+        assert!(is_near(of(preset(0.0, 0.0, 1.0)), 10.0 * (0.5 + 0.1)));
+        assert!(is_near(of(preset(2.0, 1.0, 1.0)), 1.04 + 2.1 + 6.0));
+        for broken in [f32::NAN, f32::INFINITY, -1.0] {
+            assert_eq!(of(preset(broken, 0.0, 0.0)), MOST_COST);
+        }
+    }
+
+    #[test]
+    fn old_signals_are_doubted() {
+        let stale = Duration::from_secs(2);
+        for (age, expected) in [(0, 0.0), (1000, 0.0), (1500, 0.25), (2000, 0.5), (9000, 0.5)] {
+            assert!(is_near(doubt(Some(Duration::from_millis(age)), stale), expected), "{age}");
+        }
+        assert_eq!(doubt(None, stale), 0.0);
+    }
+
+    // Field reports 61 and 64: neither is the cache given up, nor is a pod that drowns held on to.
+    #[test]
+    fn a_cached_prompt_is_worth_what_it_saves() {
+        let stale = Duration::from_secs(3);
+        let of = |pod: &PodView| cost(pod, &of(pod), &DEMAND, &Preset::LATENCY, stale);
+        let idle = of(&pod());
+        let cached = |prefill_tokens| {
+            let own = Own { pending: 1, prefill_tokens, ..Own::default() };
+            of(&PodView { cached_tokens: 450, in_flight: 1, own, ..pod() })
+        };
+        assert!(cached(0) < idle && cached(350) < idle);
+        assert!(cached(600) > idle);
+    }
+}

@@ -64,3 +64,60 @@ const MOST: Duration = Duration::from_secs(60);
 
 /// As many refused requests count as can matter for the longest time.
 const MOST_REFUSED: f64 = 1e6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A drain at which `rate` requests a second have ended for a minute.
+    fn steady(rate: u64) -> (Drain, Duration) {
+        let mut drain = Drain::default();
+        let every = Duration::from_secs(1) / rate as u32;
+        (1..=rate * 60).for_each(|n| drain.completed(every * n as u32));
+        (drain, Duration::from_secs(60))
+    }
+
+    #[test]
+    fn a_rate_is_measured() {
+        for rate in [1, 5, 50] {
+            let (mut drain, now) = steady(rate);
+            let found = drain.rate(now);
+            assert!((found / rate as f64 - 1.0).abs() < 0.1, "{found} of {rate}");
+            assert!(drain.rate(now + 10 * WINDOW) < 0.01);
+        }
+    }
+
+    #[test]
+    fn the_time_goes_by_the_rate_and_by_those_before() {
+        let second = Duration::from_secs(1);
+        for (rate, excess, seconds) in
+            [(10, 0, 1..=1), (10, 99, 10..=11), (1, 9, 10..=11), (1, 500, 60..=60)]
+        {
+            let (mut drain, now) = steady(rate);
+            let found = drain.refused(excess, second, now).as_secs();
+            assert!(seconds.contains(&found), "{rate} {excess}: {found}");
+        }
+    }
+
+    #[test]
+    fn those_refused_together_come_back_one_after_the_other() {
+        let (mut drain, now) = steady(10);
+        let told: Vec<u64> =
+            (0..200).map(|_| drain.refused(0, Duration::from_secs(1), now).as_secs()).collect();
+        assert!(told.is_sorted() && told[0] == 1 && (19..=22).contains(&told[199]), "{told:?}");
+        // And are made good for by those that end.
+        (0..200).for_each(|_| drain.completed(now));
+        assert_eq!(drain.refused(0, Duration::from_secs(1), now).as_secs(), 1);
+    }
+
+    #[test]
+    fn with_nothing_ended_lately_it_is_an_answers_time() {
+        for (expected, seconds) in [(0, 1), (1, 1), (7, 7), (3600, 60)] {
+            let mut drain = Drain::default();
+            let found = drain.refused(5, Duration::from_secs(expected), Duration::ZERO);
+            assert_eq!(found, Duration::from_secs(seconds), "{expected}");
+        }
+        let mut drain = Drain::default();
+        assert!(drain.refused(u32::MAX, Duration::MAX, Duration::MAX) <= MOST);
+    }
+}

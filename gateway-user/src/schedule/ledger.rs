@@ -320,3 +320,179 @@ const SPARE: usize = 64;
 
 /// Answers shorter than this say too little about the time a token takes.
 const FEW_TOKENS: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::speed::prior;
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn sent(prompt: u32, uncached: u32) -> Sent {
+        Sent { prompt, uncached, output: 100 }
+    }
+
+    fn expected(seconds: f32) -> Estimate {
+        Estimate { prefill: seconds, work: 1000.0, ..Estimate::default() }
+    }
+
+    #[test]
+    fn counts_follow_a_request() {
+        let mut ledger = Ledger::new(prior(None));
+        let a = ledger.dispatch(&expected(9.0), sent(1000, 800), ms(0));
+        let b = ledger.dispatch(&expected(9.0), sent(500, 500), ms(0));
+        let own = ledger.own(ms(0));
+        assert_eq!((own.pending, own.prefill_tokens, own.tokens), (2, 1300, 1700));
+        assert_eq!(own.since_scrape, Since { sent: 2, tokens: 1700, finished: 0 });
+        // A part of the first prompt is computed by now: 10 ms at 8,000 tokens a second.
+        assert!(ledger.own(ms(10)).prefill_tokens.abs_diff(1220) <= 1);
+        ledger.first_token(a, ms(20));
+        ledger.first_token(a, ms(30));
+        let own = ledger.own(ms(20));
+        assert_eq!((own.pending, own.prefill_tokens, own.tokens), (1, 500, 1700));
+        ledger.scraped(&Signals::default(), ms(21));
+        assert_eq!(ledger.own(ms(21)).since_scrape, Since::default());
+        ledger.finish(a, Some(100), ms(1000));
+        assert_eq!(ledger.own(ms(1000)).since_scrape, Since { finished: 1, ..Since::default() });
+        ledger.finish(b, None, ms(1000));
+        ledger.finish(b, None, ms(1000));
+        let own = ledger.own(ms(1000));
+        assert_eq!((own.pending, own.prefill_tokens, own.tokens), (0, 0, 0));
+        assert_eq!(ledger.in_flight(), 0);
+    }
+
+    #[test]
+    fn what_was_sent_while_a_scrape_was_under_way_is_not_in_it() {
+        let mut ledger = Ledger::new(prior(None));
+        ledger.dispatch(&expected(1.0), sent(10, 10), ms(0));
+        let late = ledger.dispatch(&expected(1.0), sent(20, 20), ms(98));
+        ledger.scraped(&Signals::default(), ms(100));
+        assert_eq!(ledger.own(ms(100)).since_scrape, Since { sent: 1, tokens: 120, finished: 0 });
+        ledger.finish(late, None, ms(101));
+        assert_eq!(ledger.own(ms(101)).since_scrape, Since::default());
+    }
+
+    #[test]
+    fn the_oldest_says_how_late_a_pod_is() {
+        let mut ledger = Ledger::new(prior(None));
+        let first = ledger.dispatch(&expected(0.5), sent(10, 10), ms(0));
+        ledger.dispatch(&expected(0.5), sent(10, 10), ms(300));
+        assert_eq!(ledger.own(ms(400)).overdue, ms(0));
+        assert_eq!(ledger.own(ms(700)).overdue, ms(200));
+        ledger.finish(first, None, ms(700));
+        assert_eq!(ledger.own(ms(900)).overdue, ms(100));
+    }
+
+    #[test]
+    fn an_answer_in_one_piece_is_not_late() {
+        let mut ledger = Ledger::new(prior(None));
+        let ticket = ledger.dispatch(&expected(0.5), sent(1000, 1000), ms(0));
+        ledger.unseen(ticket);
+        assert_eq!(ledger.own(ms(499)).pending, 1);
+        let own = ledger.own(ms(9000));
+        assert_eq!((own.pending, own.prefill_tokens, own.overdue), (0, 0, ms(0)));
+        assert_eq!((own.tokens, ledger.in_flight()), (1100, 1));
+        ledger.finish(ticket, Some(100), ms(9001));
+        assert_eq!(ledger.speed(), prior(None), "nothing is learned from it");
+        assert_eq!(ledger.in_flight(), 0);
+    }
+
+    #[test]
+    fn speeds_are_learned_unless_something_else_was_waited_for() {
+        for (estimate, is_learned) in [
+            (expected(0.1), true),
+            (Estimate { room: 5.0, ..expected(0.1) }, false),
+            (Estimate { adapter: 1.0, ..expected(0.1) }, false),
+        ] {
+            let mut ledger = Ledger::new(prior(None));
+            for n in 0..10 {
+                let ticket = ledger.dispatch(&estimate, sent(1000, 1000), ms(n * 10_000));
+                ledger.first_token(ticket, ms(n * 10_000 + 5000));
+                ledger.finish(ticket, None, ms(n * 10_000 + 6000));
+            }
+            assert_eq!(ledger.speed().first != prior(None).first, is_learned, "{estimate:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_that_never_begins_does_not_make_the_queue_grow() {
+        let mut ledger = Ledger::new(prior(None));
+        ledger.dispatch(&expected(1.0), sent(10, 10), ms(0));
+        for n in 0..10_000 {
+            let ticket = ledger.dispatch(&expected(1.0), sent(10, 10), ms(n));
+            ledger.first_token(ticket, ms(n));
+            ledger.finish(ticket, None, ms(n));
+        }
+        assert!(ledger.waiting.len() <= 2 + SPARE + 1, "{}", ledger.waiting.len());
+        assert!(ledger.flights.len() <= 2);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Call {
+        Dispatch(u32, u32),
+        Unseen(usize),
+        FirstToken(usize),
+        Finish(usize, Option<u32>),
+        Scraped,
+    }
+
+    fn any_call() -> impl Strategy<Value = Call> {
+        prop_oneof![
+            (any::<u32>(), any::<u32>())
+                .prop_map(|(prompt, uncached)| Call::Dispatch(prompt, uncached)),
+            (0..40usize).prop_map(Call::Unseen),
+            (0..40usize).prop_map(Call::FirstToken),
+            (0..40usize, prop::option::of(any::<u32>()))
+                .prop_map(|(of, tokens)| Call::Finish(of, tokens)),
+            Just(Call::Scraped),
+        ]
+    }
+
+    proptest! {
+        /// However calls come, nothing leaks and nothing goes below 0.
+        #[test]
+        fn everything_comes_back(
+            calls in prop::collection::vec((any_call(), 0..5000u64), 0..120),
+        ) {
+            let mut ledger = Ledger::new(prior(None));
+            let mut tickets = Vec::new();
+            let mut finished = std::collections::HashSet::new();
+            let mut now = Duration::ZERO;
+            for (call, passed) in calls {
+                now += ms(passed);
+                match call {
+                    Call::Dispatch(prompt, uncached) => {
+                        tickets.push(ledger.dispatch(&expected(0.2), sent(prompt, uncached), now));
+                    }
+                    Call::Unseen(of) => {
+                        tickets.get(of).map(|ticket| ledger.unseen(*ticket));
+                    }
+                    Call::FirstToken(of) => {
+                        tickets.get(of).map(|ticket| ledger.first_token(*ticket, now));
+                    }
+                    Call::Finish(of, tokens) => {
+                        if let Some(ticket) = tickets.get(of) {
+                            ledger.finish(*ticket, tokens, now);
+                            finished.insert(of);
+                        }
+                    }
+                    Call::Scraped => ledger.scraped(&Signals::default(), now),
+                }
+                let own = ledger.own(now);
+                prop_assert_eq!(ledger.in_flight() as usize, tickets.len() - finished.len());
+                prop_assert!(own.pending <= ledger.in_flight());
+                prop_assert!(own.since_scrape.sent <= ledger.in_flight());
+            }
+            for ticket in tickets {
+                ledger.finish(ticket, None, now);
+            }
+            let own = ledger.own(now);
+            prop_assert_eq!((ledger.in_flight(), own.pending, own.prefill_tokens, own.tokens), (0, 0, 0, 0));
+            prop_assert_eq!((own.since_scrape.sent, own.since_scrape.tokens), (0, 0));
+        }
+    }
+}

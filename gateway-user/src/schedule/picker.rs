@@ -170,4 +170,82 @@ mod tests {
             assert!(count.abs_diff(10_000) < 490, "{counts:?}");
         }
     }
+
+    #[test]
+    fn a_weighted_lot_goes_by_the_scores() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut draw = |scores: &[f32]| {
+            let mut counts = vec![0_u32; scores.len()];
+            for _ in 0..10_000 {
+                counts[weighted_random(scores, &mut rng).unwrap()] += 1;
+            }
+            counts
+        };
+        let counts = draw(&[1.0, 0.0, 3.0, -2.0, f32::NAN]);
+        assert!(counts[0].abs_diff(2500) < 260, "{counts:?}");
+        assert_eq!((counts[1], counts[3], counts[4]), (0, 0, 0));
+        // All alike where none counts.
+        for scores in [[0.0, 0.0], [-1.0, f32::NAN], [f32::INFINITY, 1.0]] {
+            assert!(draw(&scores)[0].abs_diff(5000) < 300, "{scores:?}");
+        }
+        assert_eq!(weighted_random(&[], &mut rng), None);
+    }
+
+    #[test]
+    fn pickers_are_found_by_their_names() {
+        for picker in [Picker::MaxScore, Picker::Random, Picker::WeightedRandom] {
+            assert_eq!(Picker::from_name(picker.name()), Some(picker));
+            assert_eq!(Picker::from_name(&format!("{}-picker", picker.name())), Some(picker));
+        }
+        assert_eq!(Picker::from_name("best"), None);
+        assert_eq!(Picker::Random.pick(&[], 0.0, &mut fastrand::Rng::with_seed(1)), None);
+    }
+
+    #[test]
+    fn the_margin_is_for_what_others_may_have_sent() {
+        let candidate = |prefill| {
+            let estimate = crate::schedule::Estimate { prefill, ..Default::default() };
+            Candidate { estimate, ..Candidate::default() }
+        };
+        let candidates = [candidate(1.0), candidate(1.05), candidate(1.3)];
+        let pods = [PodView::default(); 3];
+        let preset = Preset { margin: 0.1, ..Preset::LATENCY };
+        let mut rng = fastrand::Rng::with_seed(3);
+        for (others, most) in [(0.0, 1), (0.9, 2)] {
+            let mut seen = std::collections::BTreeSet::new();
+            for _ in 0..100 {
+                let costs = [1.0, 1.05, 1.3];
+                let demand = Demand::default();
+                let place =
+                    cheapest(&pods, &demand, &preset, &candidates, &costs, others, &mut rng);
+                seen.extend(place);
+            }
+            assert_eq!(seen.len(), most, "{others}");
+        }
+    }
+
+    #[test]
+    fn gateways_agree_on_where_a_cold_prompt_goes() {
+        let pods: Vec<PodView> =
+            (1..9).map(|key| PodView { key: key * 0x9e37_79b9, ..PodView::default() }).collect();
+        let mut candidates: Vec<Candidate> =
+            (0..8).map(|index| Candidate { index, ..Candidate::default() }).collect();
+        let ask = |candidates: &[Candidate], prefix, seed| {
+            let demand = Demand { prefix: Some(prefix), ..Demand::default() };
+            let mut rng = fastrand::Rng::with_seed(seed);
+            cheapest(&pods, &demand, &Preset::LATENCY, candidates, &[1.0; 8], 0.5, &mut rng)
+        };
+        let mut counts = [0_u32; 8];
+        for prefix in 0..800 {
+            let place = ask(&candidates, prefix, 1).unwrap();
+            assert_eq!(ask(&candidates, prefix, 2), Some(place));
+            counts[place] += 1;
+        }
+        assert!(counts.iter().all(|count| (60..=140).contains(count)), "{counts:?}");
+        // Not once any of them has it.
+        candidates[3].cached_tokens = 64;
+        let places: std::collections::BTreeSet<_> =
+            (0..50).filter_map(|seed| ask(&candidates, 5, seed)).collect();
+        assert!(places.len() > 1);
+    }
 }

@@ -163,13 +163,13 @@ impl Learner {
     /// The first token came `seconds` after a request was sent that had `work` prompt tokens before it, its
     /// own uncached ones included.
     pub fn first_token(&mut self, work: f32, seconds: f32, now: Duration) {
-        self.first.observe(self.speed.first, work, seconds, now);
+        self.first.observe(self.speed.first, self.prior.first, work, seconds, now);
         self.refresh(now);
     }
 
     /// A token took `seconds`, on average, while `running` sequences ran.
     pub fn token(&mut self, running: f32, seconds: f32, now: Duration) {
-        self.token.observe(self.speed.token, running, seconds, now);
+        self.token.observe(self.speed.token, self.prior.token, running, seconds, now);
         self.refresh(now);
     }
 
@@ -182,7 +182,7 @@ impl Learner {
     }
 }
 
-/// Decayed sums over observations, each weighted by one over the square of what was expected.
+/// Decayed sums over observations, each weighted by one over the square of what the prior has for it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fit {
     /// Observations, decayed.
@@ -198,7 +198,7 @@ struct Fit {
 }
 
 impl Fit {
-    fn observe(&mut self, expected: Line, x: f32, y: f32, now: Duration) {
+    fn observe(&mut self, expected: Line, prior: Line, x: f32, y: f32, now: Duration) {
         if !(x.is_finite() && y.is_finite() && x >= 0.0 && y > 0.0) {
             return;
         }
@@ -208,13 +208,21 @@ impl Fit {
             ratio if ratio < 1.0 / FAR => self.streak.min(0).saturating_sub(1),
             _ => 0,
         };
-        // Once is chance. Several in a row is another pod than before, and what it was no longer counts.
-        let keep = if self.streak.unsigned_abs() >= STREAK { KEEP_CHANGED } else { KEEP };
-        self.decay(keep * fading(now.saturating_sub(self.last)));
+        let faded = fading(now.saturating_sub(self.last));
+        self.decay(KEEP * faded);
+        // Once is chance. Several in a row is another pod than before, and what it was no longer counts; that
+        // it is known as well as before stays true.
+        if self.streak.unsigned_abs() >= STREAK {
+            let count = self.count;
+            self.decay(KEEP_CHANGED);
+            self.count = count;
+        }
         self.last = self.last.max(now);
         let y = f64::from(y.clamp(expected / BOUND, expected * BOUND));
         let x = f64::from(x.min(MOST_X));
-        let weight = f64::from(expected).powi(-2);
+        // By the prior and not by what is expected now: of a pod that has become slower, the new values would
+        // count for little.
+        let weight = f64::from(prior.at(x as f32)).powi(-2);
         self.count += 1.0;
         self.weight += weight;
         self.x += weight * x;
@@ -368,7 +376,7 @@ const HALF_LIFE: Duration = Duration::from_secs(60);
 const KEEP: f64 = 0.95;
 
 /// The same once several in a row were far from what was expected.
-const KEEP_CHANGED: f64 = 0.5;
+const KEEP_CHANGED: f64 = 0.3;
 
 /// Observations in a row, and how many times too much or too little each of them is.
 const STREAK: u8 = 3;
@@ -391,3 +399,149 @@ const ENOUGH: f64 = 3.0;
 
 /// How far the two parts of a line may drift from how the prior has them.
 const SKEW: f32 = 16.0;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn is_near(found: f32, expected: f32, share: f32) -> bool {
+        (found / expected - 1.0).abs() <= share
+    }
+
+    #[test]
+    fn gpus_are_told_by_name() {
+        let of = |gpu| prior(Some(gpu));
+        for (name, same) in [
+            ("NVIDIA H100 80GB HBM3", "h100"),
+            ("NVIDIA-A100-SXM4-80GB", "a100"),
+            ("NVIDIA GB200", "gb200"),
+            ("AMD Instinct MI300X", "mi300"),
+            ("NVIDIA L40S", "l40"),
+            ("NVIDIA A10G", "a10"),
+            ("Tesla T4", "t4"),
+        ] {
+            assert_eq!(of(name), of(same), "{name}");
+        }
+        assert_eq!(of("abacus"), prior(None));
+        assert_eq!(of(""), prior(None));
+        // From fast to slow, in both.
+        let order = ["b200", "h200", "h100", "a100", "l40s", "a10", "l4"].map(of);
+        for pair in order.windows(2) {
+            assert!(pair[0].first.at(2000.0) <= pair[1].first.at(2000.0), "{pair:?}");
+            assert!(pair[0].token.at(32.0) <= pair[1].token.at(32.0), "{pair:?}");
+        }
+        // A longer name is not shadowed by a shorter one that it contains.
+        for (place, known) in GPUS.iter().enumerate() {
+            let first = GPUS.iter().position(|other| contains(known.name, other.name));
+            assert_eq!(first, Some(place), "{}", known.name);
+        }
+    }
+
+    #[test]
+    fn a_line_is_learned() {
+        let truth = Line::new(0.05, 1.0 / 3000.0);
+        let mut learner = Learner::new(prior(None));
+        for n in 0..40 {
+            let work = [300.0, 1000.0, 4000.0][n % 3];
+            learner.first_token(work, truth.at(work), at(n as u64));
+        }
+        for work in [0.0, 500.0, 5000.0] {
+            let found = learner.speed().first.at(work);
+            assert!(is_near(found, truth.at(work), 0.25), "{work}: {found} of {}", truth.at(work));
+        }
+        assert_eq!(learner.speed().token, prior(None).token);
+    }
+
+    #[test]
+    fn at_one_place_only_the_level_is_learned() {
+        let mut learner = Learner::new(prior(None));
+        let three_times = prior(None).token.scaled(3.0);
+        for n in 0..40 {
+            learner.token(20.0, three_times.at(20.0), at(n));
+        }
+        let Line { at_zero, per_one } = learner.speed().token;
+        assert!(is_near(at_zero, three_times.at_zero, 0.25), "{at_zero}");
+        assert!(is_near(per_one, three_times.per_one, 0.25), "{per_one}");
+    }
+
+    #[test]
+    fn one_outlier_moves_little_and_a_change_is_learned_soon() {
+        let mut learner = Learner::new(prior(None));
+        let usual = prior(None).first.at(1000.0);
+        (0..40).for_each(|n| learner.first_token(1000.0, usual, at(n)));
+        learner.first_token(1000.0, 1000.0 * usual, at(40));
+        let after_one = learner.speed().first.at(1000.0);
+        assert!(after_one < 1.3 * usual, "{after_one} of {usual}");
+        (41..51).for_each(|n| learner.first_token(1000.0, 5.0 * usual, at(n)));
+        let after_more = learner.speed().first.at(1000.0);
+        assert!(after_more > 3.0 * usual, "{after_more} of {usual}");
+    }
+
+    #[test]
+    fn what_was_learned_fades() {
+        let mut learner = Learner::new(prior(None));
+        (0..20).for_each(|n| learner.token(8.0, 10.0 * prior(None).token.at(8.0), at(n)));
+        let learned = learner.speed().token.at(8.0);
+        learner.refresh(at(3600));
+        assert!(learned > 4.0 * prior(None).token.at(8.0));
+        assert_eq!(learner.speed(), prior(None));
+    }
+
+    #[test]
+    fn chance_makes_no_difference_between_pods() {
+        let mut learner = Learner::new(prior(None));
+        let first = prior(None).first;
+        (0..40).for_each(|n| learner.first_token(1000.0, 1.05 * first.at(1000.0), at(n)));
+        assert_eq!(learner.speed().first, first);
+    }
+
+    #[test]
+    fn pods_stand_in_for_each_other() {
+        let learner = || Learner::new(prior(None));
+        let mut pods = [("h100", learner()), ("h100", learner()), ("l4", learner())];
+        let h100 = prior(Some("h100"));
+        for n in 0..40 {
+            pods[0].1.first_token(2000.0, 4.0 * h100.first.at(2000.0), at(n));
+        }
+        let mut all: Vec<_> = pods.iter_mut().map(|(gpu, learner)| (Some(*gpu), learner)).collect();
+        share(&mut all);
+        pods.iter_mut().for_each(|(_, learner)| learner.refresh(at(40)));
+        // The same GPU is as slow, and another one slower by as much than was assumed of it.
+        let [of_first, of_second, of_l4] =
+            pods.map(|(_, learner)| learner.speed().first.at(2000.0));
+        assert!(is_near(of_second, of_first, 0.3), "{of_first} {of_second}");
+        let expected = 4.0 * prior(Some("l4")).first.at(2000.0);
+        assert!(is_near(of_l4, expected, 0.4), "{of_l4} of {expected}");
+        share(&mut []);
+    }
+
+    proptest! {
+        /// Nothing that is observed makes a speed that is no number, 0 or without bound.
+        #[test]
+        fn speeds_stay_speeds(
+            seen in prop::collection::vec((any::<f32>(), any::<f32>(), any::<bool>(), 0..1u64 << 40), 0..60),
+            x in 0.0..1e9_f32,
+        ) {
+            let mut learner = Learner::new(prior(None));
+            for (work, seconds, first, now) in seen {
+                let now = Duration::from_micros(now);
+                if first {
+                    learner.first_token(work, seconds, now);
+                } else {
+                    learner.token(work, seconds, now);
+                }
+                share(&mut [(None, &mut learner)]);
+            }
+            for line in [learner.speed().first, learner.speed().token] {
+                prop_assert!(line.at_zero() > 0.0 && line.per_one() > 0.0, "{:?}", line);
+                prop_assert!(line.at(x).is_finite() && line.at(x) > 0.0, "{:?}", line);
+            }
+        }
+    }
+}
