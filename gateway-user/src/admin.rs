@@ -1,4 +1,4 @@
-//! The operators' side, on its own address: `/metrics`, `/healthz`, `/readyz`, `/status`.
+//! The operators' side, on its own address: `/metrics`, `/healthz`, `/readyz`, `/status`, `/explain`.
 
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
@@ -18,6 +18,8 @@ use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
+use crate::error::Refusal;
+use crate::explain::Explained;
 use crate::gateway::Gateway;
 use crate::metrics::Format;
 use crate::publish::Steered;
@@ -49,8 +51,13 @@ pub async fn serve(listener: TcpListener, admin: Admin) {
         let admin = Rc::clone(&admin);
         spawn_local(async move {
             let service = service_fn(move |request: Request<Incoming>| {
-                let response = page(&request, &admin);
-                async move { Ok::<_, Infallible>(response) }
+                let admin = Rc::clone(&admin);
+                async move {
+                    Ok::<_, Infallible>(match (request.uri().path(), request.method()) {
+                        (EXPLAIN, &Method::POST) => explain(request, &admin.gateway).await,
+                        _ => page(&request, &admin),
+                    })
+                }
             });
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).keep_alive(true);
@@ -64,15 +71,52 @@ pub async fn serve(listener: TcpListener, admin: Admin) {
     }
 }
 
+/// What would become of the request whose body this is.
+async fn explain(request: Request<Incoming>, gateway: &Gateway) -> Response<Full<Bytes>> {
+    let refused = |refusal: &Refusal| {
+        let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_REQUEST);
+        text(status, format!("{}\n", refusal.message))
+    };
+    let most = gateway.config.limits.max_body_bytes;
+    let mut memory = gateway.memory();
+    let mut body = request.into_body();
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else {
+            return text(StatusCode::BAD_REQUEST, "the request broke off\n".into());
+        };
+        let Ok(data) = frame.into_data() else { continue };
+        let length = bytes.len().saturating_add(data.len());
+        if length > most {
+            return refused(&Refusal::body_too_large(most));
+        }
+        if !memory.grow_to(length) {
+            return text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "request bodies take all their memory now\n".into(),
+            );
+        }
+        bytes.extend_from_slice(&data);
+    }
+    match Explained::read(gateway, &bytes) {
+        Ok(explained) => json(&explained),
+        Err(refusal) => refused(&refusal),
+    }
+}
+
 fn page(request: &Request<Incoming>, admin: &Admin) -> Response<Full<Bytes>> {
-    if request.method() != Method::GET && request.method() != Method::HEAD {
-        let mut refused =
-            text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are served here\n".into());
-        refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    let path = request.uri().path();
+    let (allowed, said) = match path {
+        EXPLAIN => ("POST", "a request's body is wanted here, by POST\n"),
+        _ => ("GET, HEAD", "only GET and HEAD are served here\n"),
+    };
+    if path == EXPLAIN || request.method() != Method::GET && request.method() != Method::HEAD {
+        let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, said.into());
+        refused.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
         return refused;
     }
     let gateway = &admin.gateway;
-    match request.uri().path() {
+    match path {
         "/metrics" => {
             let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok());
             let format = Format::negotiate(accept);
@@ -90,7 +134,8 @@ fn page(request: &Request<Incoming>, admin: &Admin) -> Response<Full<Bytes>> {
         "/status/scores" => json(&admin.steered.scores()),
         _ => text(
             StatusCode::NOT_FOUND,
-            "served here: /metrics /healthz /readyz /status /status/scores\n".into(),
+            "served here: /metrics /healthz /readyz /status /status/scores, and POST /explain\n"
+                .into(),
         ),
     }
 }
@@ -116,6 +161,9 @@ fn with_type(
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
+
+/// Takes a request's body, and says which pod it would go to.
+const EXPLAIN: &str = "/explain";
 
 /// Connections at once: a few scrapers, probes and people.
 const CONNECTIONS: usize = 64;

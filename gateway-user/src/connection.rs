@@ -203,17 +203,13 @@ async fn inference(
             }
         },
         (None, None) => {
-            let refusal = Refusal::bad_field(
-                "model",
-                "model_missing",
-                "The request body has no `model`. Name one of those that GET /v1/models lists.",
-            );
+            let refusal = Refusal::model_missing();
             return refuse(client, &refusal, id, keep_alive, false, worker).await;
         }
     };
     let mut forward = head.forward;
     finish_head(&mut forward, bytes.len(), id);
-    let side = ClientSide { http10: head.http10, keep_alive, request_id: id };
+    let side = ClientSide { http10: head.http10, keep_alive, request_id: id, explain: None };
     let request = Request {
         head: forward,
         body: bytes,

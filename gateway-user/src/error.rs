@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use crate::explain::EXPLAIN_HEADER;
 use crate::metrics::Refusal as Reason;
 
 /// Whose fault a refusal is.
@@ -35,6 +36,8 @@ pub struct Refusal {
     pub message: Cow<'static, str>,
     /// When to try again.
     pub retry_after: Option<Duration>,
+    /// How the pool's pods stood, if the client is to be told.
+    pub explain: Option<Box<str>>,
     /// The connection cannot go on: what follows in it is not known to be a request.
     pub close: bool,
     /// Whose fault it is.
@@ -70,6 +73,7 @@ impl Refusal {
             param: None,
             message: message.into(),
             retry_after: None,
+            explain: None,
             close: false,
             source: Source::Client,
         }
@@ -105,6 +109,15 @@ impl Refusal {
                 ),
             )
         }
+    }
+
+    /// 400: the body names no model.
+    pub fn model_missing() -> Self {
+        Self::bad_field(
+            "model",
+            "model_missing",
+            "The request body has no `model`. Name one of those that GET /v1/models lists.",
+        )
     }
 
     /// 429: every pod of the pool is full.
@@ -166,6 +179,7 @@ impl Refusal {
             param: None,
             message: message.into(),
             retry_after: None,
+            explain: None,
             close: false,
             source,
         }
@@ -202,6 +216,9 @@ impl Refusal {
             let millis = after.as_millis();
             // Writing to a String cannot fail.
             let _ = write!(extra, "retry-after: {seconds}\r\nretry-after-ms: {millis}\r\n");
+        }
+        if let Some(explain) = &self.explain {
+            let _ = write!(extra, "{EXPLAIN_HEADER}: {explain}\r\n");
         }
         if self.status == 405 {
             extra.push_str("allow: GET, POST\r\n");

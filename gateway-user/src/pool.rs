@@ -75,7 +75,9 @@ pub struct PodStatus {
     pub view: PodView,
     /// The kind of server, once seen.
     pub engine: Option<EngineKind>,
-    /// Its score for a request without an adapter; `None` when it is filtered out.
+    /// Where the filter put it.
+    pub tier: Tier,
+    /// Its score for the request, without an adapter if there is none; `None` when it is filtered out.
     pub score: Option<f32>,
     /// Each scorer's part, by the scorer's name.
     pub parts: Vec<(&'static str, f32)>,
@@ -273,12 +275,32 @@ impl Pool {
     /// Every pod with what the scheduler thinks of it.
     pub fn status(&self, now: Instant) -> Vec<PodStatus> {
         let demand = Demand { prompt_tokens: 0, ..self.learned.lock().demand(0) };
+        self.explained(Ask::default(), &demand, false, now)
+    }
+
+    /// Every pod as [`Pool::reserve`] would see it now.
+    pub fn explain(&self, ask: Ask<'_>, now: Instant) -> Vec<PodStatus> {
+        let demand = self.learned.lock().demand(ask.prompt_bytes);
+        self.explained(ask, &demand, true, now)
+    }
+
+    fn explained(
+        &self,
+        ask: Ask<'_>,
+        demand: &Demand,
+        with_silent: bool,
+        now: Instant,
+    ) -> Vec<PodStatus> {
         let at = self.since_epoch(now);
         let mut inner = self.inner.lock();
         let Inner { pods, views, scratch, .. } = &mut *inner;
+        let with_silent = with_silent && !pods.iter().any(|entry| entry.ready(now));
         views.clear();
-        views.extend(pods.iter().map(|entry| entry.view(Ask::default(), now, at)));
-        let explained = schedule::explain(views, &demand, &self.profile, scratch);
+        views.extend(pods.iter().map(|entry| {
+            let view = entry.view(ask, now, at);
+            PodView { ready: view.ready || with_silent && entry.is_silent(), ..view }
+        }));
+        let explained = schedule::explain(views, demand, &self.profile, scratch);
         pods.iter()
             .zip(views.iter())
             .zip(explained)
@@ -286,6 +308,7 @@ impl Pool {
                 pod: Arc::clone(&entry.pod),
                 view: *view,
                 engine: entry.engine,
+                tier: explained.tier,
                 score: explained.score,
                 parts: explained.parts,
                 adapters: entry.adapters(),

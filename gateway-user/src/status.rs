@@ -275,7 +275,7 @@ impl PoolView {
 
 impl From<PodStatus> for PodPage {
     fn from(status: PodStatus) -> Self {
-        let PodStatus { pod, view, engine, score, parts, adapters, trouble } = status;
+        let PodStatus { pod, view, engine, tier: _, score, parts, adapters, trouble } = status;
         Self {
             name: pod.name.to_string(),
             address: pod.address.to_string(),

@@ -1,6 +1,8 @@
 //! The command line: one file for each command.
 
+mod ask;
 pub mod check;
+pub mod explain;
 pub mod probe;
 pub mod status;
 
@@ -47,6 +49,9 @@ enum Command {
     /// Ask a running gateway for its pools, pods, signals and scores.
     #[command(after_help = "Example: sluice status --admin 127.0.0.1:9901 --json")]
     Status(status::Options),
+    /// Ask a running gateway which pod a request would go to now, and why.
+    #[command(after_help = "Example: sluice explain --request chat.json --admin 127.0.0.1:9901")]
+    Explain(explain::Options),
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -69,6 +74,7 @@ pub fn main() -> ExitCode {
         }),
         Command::Probe(options) => probe::run(&options),
         Command::Status(options) => status::run(&options),
+        Command::Explain(options) => explain::run(&options),
     }
 }
 

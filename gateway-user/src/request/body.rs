@@ -224,7 +224,8 @@ impl Finder {
     }
 }
 
-fn refusal(fault: &Fault) -> Refusal {
+/// What a client is told of a body that cannot be read.
+pub fn refusal(fault: &Fault) -> Refusal {
     let message = fault.to_string();
     match fault.param() {
         Some(param) => Refusal::bad_field(param, "invalid_model", message),
