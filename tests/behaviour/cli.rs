@@ -13,7 +13,7 @@ use sluice_tests::gateway::{Gateway, Plan, binary, free_port};
 #[test]
 fn every_command_explains_itself_with_an_example() {
     let whole = stdout(&sluice(&["--help"]));
-    for command in ["run", "check", "probe", "status"] {
+    for command in ["run", "check", "probe", "status", "explain"] {
         assert!(whole.contains(&format!("\n  {command} ")), "{whole}");
         let help = sluice(&[command, "--help"]);
         assert!(help.status.success());
@@ -201,6 +201,84 @@ fn status_of_something_else_fails_clearly() {
         assert!(said.contains(&address.to_string()) && said.contains("--admin"), "{said}");
         assert!(said.contains(why) && said.lines().count() == 1, "{said}");
     }
+}
+
+#[test]
+fn explain_shows_why_a_request_goes_where() {
+    let options = || Options { adapters: vec!["sql".into()], ..Options::default() };
+    let pods = Server::start_all(vec![options(), options()]).unwrap();
+    let gateway = Gateway::start(&Plan::pool("base", &pods));
+    let gone = pods[0].addr.to_string();
+    pods[0].die(None);
+    gateway.wait("one to be gone", |status| status["pools"][0]["pods"][0]["ready"] == false);
+    let admin = gateway.admin.to_string();
+    let request = File::new(&chat("base", 2, true).to_string());
+    let asked = ["explain", "--request", request.path(), "--admin", &admin];
+    let table = stdout(&sluice(&asked));
+    let (left, taken) = (format!("  {gone}  not ready"), format!("  {}  fresh", pods[1].addr));
+    assert!(table.starts_with("model base, streamed: pool pool-0\n"), "{table}");
+    assert!(table.contains(&format!("goes to {}: the only pod that may take it", pods[1].addr)));
+    assert!(table.contains(&left) && table.contains(&taken), "{table}");
+    let json = stdout(&sluice(&[&asked[..], &["--json"]].concat()));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["pick"]["pods"][0], pods[1].addr.to_string());
+    assert_eq!((&json["pods"][0]["score"], &json["adapter"]), (&Value::Null, &Value::Null));
+    assert!(json["pods"][1]["parts"].as_array().is_some_and(|parts| !parts.is_empty()), "{json}");
+    // The configuration tells the admin address.
+    let file = File::new(&document(free_port(), gateway.admin.port()));
+    let by_file = sluice(&["explain", "--request", request.path(), "--config", file.path()]);
+    assert!(stdout(&by_file).starts_with("model base"), "{}", stderr(&by_file));
+    // Nothing was sent to a pod.
+    assert_eq!(gateway.status()["pools"][0]["pods"][1]["requests"], 0);
+    for (body, why) in [
+        (chat("nobody", 1, false).to_string(), "`nobody` does not exist here"),
+        ("{}".into(), "has no `model`"),
+        ("{\"model\": ".into(), "400"),
+    ] {
+        let request = File::new(&body);
+        let output = sluice(&["explain", "--request", request.path(), "--admin", &admin]);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""));
+        assert!(stderr(&output).contains(why) && stderr(&output).contains(&admin));
+    }
+}
+
+#[test]
+fn responses_tell_why_their_pod_was_picked_if_that_is_wanted() {
+    let pods = Server::start_all(vec![Options::default(), Options::default()]).unwrap();
+    let quiet = Gateway::start(&Plan::pool("base", &pods));
+    assert_eq!(post(quiet.address, CHAT, &chat("base", 1, false)).header("x-sluice-explain"), None);
+    let plan = Plan::pool("base", &pods).spec("  debug: {explainHeader: true}");
+    let gateway = Gateway::start(&plan.scheduler("    saturation: {inFlight: 1}"));
+    for stream in [false, true] {
+        let response = post(gateway.address, CHAT, &chat("base", 1, stream));
+        let said = response.header("x-sluice-explain").unwrap().to_owned();
+        let (first, others) = said.split_once(", ").unwrap();
+        assert!(first.contains(";picked;score=") && !others.contains(";picked"), "{said}");
+        for pod in &pods {
+            assert!(said.contains(&format!("\"{}\";", pod.addr)), "{said}");
+        }
+    }
+    pods.iter().for_each(|pod| pod.die(None));
+    gateway.wait("both to be gone", |status| status["ready"] == false);
+    let refused = post(gateway.address, CHAT, &chat("base", 1, false));
+    refused.assert_error(503, "no_pod_available", None);
+    let said = refused.header("x-sluice-explain").unwrap();
+    assert_eq!(said.matches(";filter=\"not ready\"").count(), 2, "{said}");
+}
+
+#[test]
+fn a_refused_request_is_explained_too() {
+    let pods = Server::start_all(vec![Options::default()]).unwrap();
+    let gateway = Gateway::start(&Plan::pool("base", &pods));
+    pods[0].die(None);
+    gateway.wait("it to be gone", |status| status["ready"] == false);
+    let mut client = Client::connect(gateway.admin);
+    client.post("/explain", &chat("base", 1, false));
+    let page: Value = serde_json::from_str(&client.response().text()).unwrap();
+    assert_eq!((&page["pick"], &page["pods"][0]["filter"]), (&Value::Null, &"not ready".into()));
+    assert_eq!(page["refused"], "no pod of this pool is ready");
+    let wrong = get(gateway.admin, "/explain");
+    assert_eq!((wrong.status, wrong.header("allow")), (405, Some("POST")));
 }
 
 #[test]

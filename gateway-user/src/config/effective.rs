@@ -86,6 +86,7 @@ impl Builder<'_> {
             schedulers: self.schedulers(spec.schedulers, &path.field("schedulers")),
             workers: usize::try_from(spec.workers).unwrap_or(usize::MAX),
             access_log: spec.access_log,
+            explain_header: spec.debug.explain_header,
         }
     }
 

@@ -104,6 +104,8 @@ pub struct Config {
     pub workers: usize,
     /// One log line for each request that reached a pool. Default: no.
     pub access_log: bool,
+    /// Responses tell why their pod was picked. Default: no.
+    pub explain_header: bool,
 }
 
 /// One address that clients connect to.

@@ -2,8 +2,8 @@
 //! configuration.
 
 use super::document::{
-    Admin, ApiVersion, AppProtocol, Bbr, FlowPath, InferenceGatewayConfig, Kernel, Kind, Limits,
-    Listener, Metadata, Metrics, Mode, Pod, Protocol, SaturationLimits, Scheduler, Spec,
+    Admin, ApiVersion, AppProtocol, Bbr, Debugging, FlowPath, InferenceGatewayConfig, Kernel, Kind,
+    Limits, Listener, Metadata, Metrics, Mode, Pod, Protocol, SaturationLimits, Scheduler, Spec,
     VirtualAddress, WeightMap,
 };
 use super::units::{Block, KubeDuration, Size};
@@ -55,6 +55,7 @@ impl Config {
             limits: limits(&self.limits),
             workers: count(self.workers),
             access_log: self.access_log,
+            debug: Debugging { explain_header: self.explain_header },
             schedulers: self.schedulers.iter().map(scheduler).collect(),
             ..Spec::default()
         }

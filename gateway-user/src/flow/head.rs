@@ -2,6 +2,7 @@
 
 use gateway_common::framing::Framing;
 
+use crate::explain::EXPLAIN_HEADER;
 use crate::request::head::{MAX_HEADERS, content_length, is_hop_by_hop};
 
 /// What the gateway must know of a response's head.
@@ -41,6 +42,8 @@ pub struct ClientSide<'a> {
     pub keep_alive: bool,
     /// The id that the client can name when it asks what happened.
     pub request_id: &'a str,
+    /// Why this pod, if the client is to be told.
+    pub explain: Option<&'a str>,
 }
 
 /// Reads a head from the front of `input`. `None`: it is not complete yet. Interim responses are the
@@ -145,6 +148,11 @@ impl ResponseHead {
         if self.status == 429 && !self.retry_after {
             out.extend_from_slice(b"retry-after: 1\r\nretry-after-ms: 1000\r\n");
         }
+        if let Some(explain) = client.explain {
+            for part in [EXPLAIN_HEADER, ": ", explain, "\r\n"] {
+                out.extend_from_slice(part.as_bytes());
+            }
+        }
         out.extend_from_slice(b"x-request-id: ");
         out.extend_from_slice(client.request_id.as_bytes());
         out.extend_from_slice(if keep_alive {
@@ -168,7 +176,7 @@ mod tests {
     use super::*;
 
     const SIDE: ClientSide<'static> =
-        ClientSide { http10: false, keep_alive: true, request_id: "r1" };
+        ClientSide { http10: false, keep_alive: true, request_id: "r1", explain: None };
 
     fn head(text: &str) -> ResponseHead {
         parse(text.as_bytes(), false).unwrap().expect("complete")
@@ -201,7 +209,7 @@ mod tests {
         );
         // An HTTP/1.0 client gets the payload alone, until the connection ends.
         let (text, raw, keep) =
-            written(&head, ClientSide { http10: true, keep_alive: false, request_id: "r1" });
+            written(&head, ClientSide { http10: true, keep_alive: false, ..SIDE });
         assert!(
             !raw && !keep
                 && !text.contains("transfer-encoding")

@@ -21,6 +21,7 @@ use crate::account::tail::Tail;
 use crate::admit;
 use crate::client::{Client, Writer};
 use crate::error::Refusal;
+use crate::explain;
 use crate::flow::carrier::{Local, Relay, Splice};
 use crate::flow::carry::{Delivered, To, carry};
 use crate::flow::head::ClientSide;
@@ -99,8 +100,8 @@ pub async fn exchange(
     let mut watch = Watch { reader, input, scratch: &worker.scratch };
     let mut tried = Vec::new();
     let mut attempts = 0;
-    let mut place = match reserve(pool, &request, &tried) {
-        Ok(place) => place,
+    let (mut place, mut explained) = match reserve(pool, &request, &tried, worker) {
+        Ok(placed) => placed,
         Err((refusal, rejection)) => {
             let exchange = Exchange::without_answer(Outcome::Rejected, None, 0);
             let exchange = Exchange { rejection: Some(rejection), ..exchange };
@@ -112,7 +113,8 @@ pub async fn exchange(
         let failure = match sent {
             Ok(answer) if answer.trouble.is_none() => {
                 pool.served(place.pod.id, answer.sent);
-                return pass(answer, place, tried.len(), request, client, worker).await;
+                let placed = (place, explained);
+                return pass(answer, placed, tried.len(), request, client, worker).await;
             }
             Ok(answer) => Ok(answer),
             Err(Failure::Local(error)) => {
@@ -141,10 +143,10 @@ pub async fn exchange(
         // A pod that was silent for the whole time has cost the client its patience already.
         let may_retry =
             attempts < worker.limits().max_attempts && !matches!(failure, Err(Failure::Timeout(_)));
-        let none = match may_retry.then(|| reserve(pool, &request, &tried)) {
+        let none = match may_retry.then(|| reserve(pool, &request, &tried, worker)) {
             Some(Ok(next)) => {
                 // The place at the pod that failed is given back here.
-                place = next;
+                (place, explained) = next;
                 continue;
             }
             Some(Err(none)) => Some(none),
@@ -152,7 +154,10 @@ pub async fn exchange(
         };
         let retries = tried.len() - 1;
         let failure = match failure {
-            Ok(answer) => return pass(answer, place, retries, request, client, worker).await,
+            Ok(answer) => {
+                let placed = (place, explained);
+                return pass(answer, placed, retries, request, client, worker).await;
+            }
             Err(failure) => failure,
         };
         let own = || refusal_for(&failure, &place.pod.name);
@@ -169,21 +174,36 @@ pub async fn exchange(
     }
 }
 
+/// A place at a pod, and why that one if responses are to tell.
 fn reserve(
     pool: &Pool,
     request: &Request<'_>,
     tried: &[PodId],
-) -> Result<Place, (Refusal, Rejection)> {
+    worker: &Worker,
+) -> Result<(Place, Option<String>), (Refusal, Rejection)> {
     let Request { adapter, stream, body, .. } = request;
     let ask = Ask { adapter: *adapter, prompt_bytes: body.len(), stream: *stream, tried };
-    pool.reserve(ask, Instant::now()).map_err(|none| {
-        let none = match none {
-            // Those that were tried may be out by now for that very reason.
-            NoPod::Empty if !tried.is_empty() => NoPod::Exhausted,
-            none => none,
-        };
-        admit::refusal(pool, none)
-    })
+    let now = Instant::now();
+    // Looked at a moment before: a request of another worker may come between, in rare cases.
+    let explain = worker.gateway.config.explain_header;
+    let seen = explain.then(|| explain::lines(pool.explain(ask, now)));
+    match pool.reserve(ask, now) {
+        Ok(place) => {
+            let picked = Some((&*place.pod.name, place.score));
+            let explained = seen.map(|seen| explain::header(&seen, picked));
+            Ok((place, explained))
+        }
+        Err(none) => {
+            let none = match none {
+                // Those that were tried may be out by now for that very reason.
+                NoPod::Empty if !tried.is_empty() => NoPod::Exhausted,
+                none => none,
+            };
+            let (refusal, rejection) = admit::refusal(pool, none);
+            let explain = seen.map(|seen| explain::header(&seen, None).into());
+            Err((Refusal { explain, ..refusal }, rejection))
+        }
+    }
 }
 
 /// What a failure says about the pod, and the log line of it.
@@ -249,7 +269,7 @@ async fn refuse(
 /// Carries an answer to the client.
 async fn pass(
     answer: Answer,
-    place: Place,
+    (place, explained): (Place, Option<String>),
     retries: usize,
     request: Request<'_>,
     client: &mut Client,
@@ -259,6 +279,7 @@ async fn pass(
     let usage = request.usage();
     let Request { side, head, body, reserved, .. } = request;
     drop((head, body, reserved));
+    let side = ClientSide { explain: explained.as_deref(), ..side };
     let Answer { mut upstream, begun, trouble, sent } = answer;
     let (status, stream, first_received) =
         (begun.head.status, begun.head.event_stream, begun.received);

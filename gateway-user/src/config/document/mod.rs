@@ -116,6 +116,9 @@ pub struct Spec {
     /// One log line for each request that reached a pool.
     #[serde(default)]
     pub access_log: bool,
+    /// For looking into what the gateway does; all off by default.
+    #[serde(default)]
+    pub debug: Debugging,
     /// The pools, one for each base model.
     #[schemars(length(min = 1, max = 100))]
     pub schedulers: Vec<Scheduler>,
@@ -359,6 +362,15 @@ impl Default for Limits {
             drain_timeout: seconds(30),
         }
     }
+}
+
+/// For looking into what the gateway does.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Debugging {
+    /// Each response, also a 429 or 503, carries `x-sluice-explain`: the pods with their filters and scores, and
+    /// why the one was picked. It names pods and their load to whoever sends requests.
+    pub explain_header: bool,
 }
 
 /// A part of another schema (Kubernetes' own); accepted as it is.
