@@ -18,13 +18,12 @@ mod learned;
 mod pod;
 
 use self::learned::Learned;
-use crate::config::{MetricsSource, Scheduler, Weights};
+use crate::config::{MetricsSource, Scheduler};
 use crate::metrics::PoolMetrics;
 use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
 use crate::schedule::filter::Tier;
 use crate::schedule::{
-    self, AdapterFit, Demand, NoPod, Picker, PodView, Policy, Preset, Profile, Scorer, Scratch,
-    Sent, Signals, Weighted, ledger,
+    self, AdapterFit, Demand, NoPod, PodView, Profile, Scratch, Sent, Signals, ledger,
 };
 
 /// The pods that serve one base model.
@@ -181,9 +180,9 @@ impl Pool {
             metrics,
             is_direct: scheduler.direct.is_some(),
             profile: Profile {
-                policy: policy(scheduler),
+                policy: scheduler.policy.clone(),
                 saturation: scheduler.saturation,
-                max_wait: MAX_WAIT,
+                max_wait: scheduler.max_wait,
                 stale_after: scheduler.metrics.stale_after,
             },
             inner: Mutex::new(Inner {
@@ -617,25 +616,6 @@ impl Entry {
     }
 }
 
-/// The cost model, unless weights are configured. Nothing is known of what is said on whole connections, so
-/// that nothing can be estimated of them.
-fn policy(scheduler: &Scheduler) -> Policy {
-    let Weights { queue, kv_cache, running_requests, active_request, lora_affinity } =
-        scheduler.weights;
-    if scheduler.weights == DEFAULT_WEIGHTS && scheduler.direct.is_none() {
-        return Policy::Cost(Preset::LATENCY);
-    }
-    let scorers = [
-        (Scorer::Queue, queue),
-        (Scorer::KvCacheUtilization, kv_cache),
-        (Scorer::RunningRequests, running_requests),
-        (Scorer::ActiveRequest { idle_threshold: 0, max_busy_score: 1.0 }, active_request),
-        (Scorer::LoraAffinity, lora_affinity),
-    ];
-    let weighted = |(scorer, weight)| Weighted { scorer, weight: weight as f32 };
-    Policy::Scorers { scorers: scorers.map(weighted).to_vec(), picker: Picker::MaxScore }
-}
-
 /// Why a pod that nothing is wrong with has no score.
 fn left_out(tier: Tier) -> Option<String> {
     match tier {
@@ -646,13 +626,6 @@ fn left_out(tier: Tier) -> Option<String> {
         Tier::Fresh | Tier::FreshElsewhere | Tier::Tried | Tier::NotReady => None,
     }
 }
-
-/// The weights of a configuration that names none.
-const DEFAULT_WEIGHTS: Weights =
-    Weights { queue: 2, kv_cache: 2, running_requests: 1, active_request: 2, lora_affinity: 4 };
-
-/// A pod takes no more requests when one is expected to wait longer than this: clients have gone by then.
-const MAX_WAIT: Duration = Duration::from_secs(120);
 
 /// Adapters that fit at once where a pod does not tell, and the most that are remembered.
 const ADAPTER_SLOTS: u32 = 4;

@@ -10,15 +10,16 @@ use std::collections::hash_map::Entry;
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
-use super::document::{self, InferenceGatewayConfig, Mode, Picker, WeightMap};
+use super::document::{self, InferenceGatewayConfig, Mode, ScorerParameters, WeightMap};
 use super::error::{Error, Errors, Note, Path, quoted};
 use super::shape::Shape;
 use super::tree::Node;
 use super::units::Size;
 use super::{
     Config, Kernel, Limits, Listener, Loaded, MetricsSource, Pod, Saturation, Scheduler, Steering,
-    VirtualAddress, Weights,
+    VirtualAddress, policy,
 };
+use crate::schedule::{Picker, Policy, Preset};
 
 /// Turns a checked document into the configuration, or into all its errors.
 pub(super) fn build(root: &Node, shape: Shape, file: &str) -> Result<Loaded, Errors> {
@@ -73,7 +74,7 @@ impl Builder<'_> {
         let steering = spec.kernel.steering;
         let kernel = self.kernel(&spec.kernel, &path.field("kernel").field("paths"));
         self.check_bbr(&spec, &path);
-        self.check_profiles(&spec, &path);
+        let profiles = self.profiles(&spec.profiles, &path.field("profiles"));
         let admin = SocketAddr::new(spec.admin.address, spec.admin.port);
         let listeners = self.listeners(spec.listeners, admin, steering, &path.field("listeners"));
         self.check_direct(&spec.schedulers, &listeners, steering, &path.field("schedulers"));
@@ -83,7 +84,8 @@ impl Builder<'_> {
             admin,
             kernel,
             limits: self.limits(&spec.limits, spec.bbr.max_request_body_bytes, &path),
-            schedulers: self.schedulers(spec.schedulers, &path.field("schedulers")),
+            schedulers: self.schedulers(spec.schedulers, &profiles, &path.field("schedulers")),
+            profiles,
             workers: usize::try_from(spec.workers).unwrap_or(usize::MAX),
             access_log: spec.access_log,
             explain_header: spec.debug.explain_header,
@@ -111,27 +113,86 @@ impl Builder<'_> {
         }
     }
 
-    fn check_profiles(&mut self, spec: &document::Spec, path: &Path) {
+    fn profiles(&mut self, profiles: &[document::Profile], path: &Path) -> Vec<(String, Policy)> {
         let mut names = Taken::default();
-        for name in BUILT_IN_PROFILES {
-            names.0.insert((*name).to_owned(), Path::default());
+        for (name, _) in policy::BUILT_IN {
+            names.0.insert(name.to_owned(), Path::default());
         }
-        for (index, profile) in spec.profiles.iter().enumerate() {
-            let path = path.field("profiles").index(index).field("name");
-            self.take(&mut names, profile.name.clone(), &path, &[]);
+        let mut effective = Vec::new();
+        for (index, profile) in profiles.iter().enumerate() {
+            let path = path.index(index);
+            self.take(&mut names, profile.name.clone(), &path.field("name"), &[]);
+            let weighs = [
+                ("weights", profile.weights.is_some()),
+                ("parameters", profile.parameters.is_some()),
+                ("picker", profile.picker.is_some()),
+            ];
+            for (field, _) in weighs.iter().filter(|(_, given)| *given && profile.cost.is_some()) {
+                self.fail(&path.field(field), &[], "is not for a profile with cost");
+            }
+            if profile.cost.is_none() && profile.weights.is_none() {
+                let basis = std::slice::from_ref(&path);
+                self.fail(&path, basis, "needs cost or weights");
+            }
+            effective.push((profile.name.clone(), policy::of_profile(profile)));
         }
-        for (index, scheduler) in spec.schedulers.iter().enumerate() {
-            let Some(profile) = &scheduler.profile else { continue };
-            if !names.0.contains_key(profile) {
-                let path = path.field("schedulers").index(index).field("profile");
-                let text = format!(
-                    "{} is neither {} nor one of spec.profiles",
-                    quoted(profile),
-                    BUILT_IN_PROFILES.join(" nor ")
-                );
-                self.fail(&path, &[], text);
+        effective
+    }
+
+    /// How a pool's pods compare: the profile's name, if it has one, and what it means.
+    fn policy(
+        &mut self,
+        scheduler: &document::Scheduler,
+        profiles: &[(String, Policy)],
+        path: &Path,
+    ) -> (Option<String>, Policy) {
+        let weights = |map: &WeightMap| {
+            policy::of_weights(map, &ScorerParameters::default(), Picker::MaxScore)
+        };
+        let given: Vec<&str> = ["profile", "weights", "pickerConfig"]
+            .into_iter()
+            .filter(|field| self.root.find(&path.field(field)).is_some())
+            .collect();
+        if let [first, others @ ..] = given.as_slice() {
+            for other in others {
+                self.fail(&path.field(other), &[], format!("is not for a pool with {first}"));
             }
         }
+        if let Some(map) = &scheduler.weights {
+            return (None, weights(map));
+        }
+        let direct = scheduler.mode == Mode::Connection;
+        let Some(name) = scheduler.profile.as_deref() else {
+            // Nothing is known of what is said on whole connections, so that no cost can be told.
+            return match direct {
+                true => (None, weights(&WeightMap::default())),
+                false => (Some(DEFAULT_PROFILE.to_owned()), Policy::Cost(Preset::LATENCY)),
+            };
+        };
+        let built_in = policy::BUILT_IN.iter().find(|(built_in, _)| *built_in == name);
+        let named = profiles.iter().find(|(profile, _)| profile == name);
+        let policy = match (built_in, named) {
+            (Some((_, preset)), _) => Policy::Cost(*preset),
+            (None, Some((_, policy))) => policy.clone(),
+            (None, None) => {
+                let names: Vec<_> = policy::BUILT_IN.iter().map(|(name, _)| *name).collect();
+                let text = format!(
+                    "{} is neither {} nor one of spec.profiles",
+                    quoted(name),
+                    names.join(" nor ")
+                );
+                self.fail(&path.field("profile"), &[], text);
+                Policy::Cost(Preset::LATENCY)
+            }
+        };
+        if direct && matches!(policy, Policy::Cost(_)) {
+            let text = format!(
+                "{} tells what a request costs, and with mode: connection no request is read",
+                quoted(name)
+            );
+            self.fail(&path.field("profile"), &[], text);
+        }
+        (Some(name.to_owned()), policy)
     }
 
     fn listeners(
@@ -209,7 +270,12 @@ impl Builder<'_> {
         }
     }
 
-    fn schedulers(&mut self, schedulers: Vec<document::Scheduler>, path: &Path) -> Vec<Scheduler> {
+    fn schedulers(
+        &mut self,
+        schedulers: Vec<document::Scheduler>,
+        profiles: &[(String, Policy)],
+        path: &Path,
+    ) -> Vec<Scheduler> {
         let mut names = Taken::default();
         let mut models = Taken::default();
         let mut effective = Vec::new();
@@ -227,23 +293,18 @@ impl Builder<'_> {
                 }
             }
             self.check_weights(&scheduler, &path);
-            let WeightMap {
-                queue, kv_cache, running_requests, active_request, lora_affinity, ..
-            } = scheduler.weights;
+            let (profile, policy) = self.policy(&scheduler, profiles, &path);
             let saturation = Saturation {
                 queue_depth: scheduler.saturation.queue_depth,
                 kv_cache: scheduler.saturation.kv_cache,
                 in_flight: scheduler.saturation.in_flight,
             };
             effective.push(Scheduler {
-                weights: Weights {
-                    queue,
-                    kv_cache,
-                    running_requests,
-                    active_request,
-                    lora_affinity,
-                },
+                profile,
+                policy,
                 saturation,
+                max_wait: scheduler.saturation.expected_wait.0,
+                admission_wait: scheduler.saturation.wait.0,
                 pods: self.pods(&scheduler, &path),
                 metrics: self.metrics(&scheduler, &path.field("metrics")),
                 direct: match scheduler.mode {
@@ -349,7 +410,8 @@ impl Builder<'_> {
             let text = "either weights or configMapRef, not both";
             self.fail(&path.field("configMapRef"), &[], text);
         }
-        if scheduler.weights.lru.is_some() && scheduler.scheduler == Some(Picker::Epp) {
+        let lru = scheduler.weights.is_some_and(|weights| weights.lru > 0.0);
+        if lru && scheduler.scheduler == Some(document::Picker::Epp) {
             let path = path.field("weights").field("lru");
             self.fail(&path, &[], "is for scheduler: llm-d only");
         }
@@ -492,5 +554,5 @@ fn can_connect(ip: IpAddr) -> bool {
 /// Pods of a pool with `mode: connection`.
 const MAX_DIRECT_PODS: usize = gateway_common::direct::MAX_PODS as usize;
 
-/// Profiles that need no entry in `spec.profiles`.
-const BUILT_IN_PROFILES: &[&str] = &["latency", "throughput"];
+/// The profile of a pool that names none.
+const DEFAULT_PROFILE: &str = "latency";

@@ -15,6 +15,7 @@
 pub mod document;
 mod effective;
 mod error;
+mod policy;
 mod reference;
 mod render;
 mod schema;
@@ -36,6 +37,7 @@ use serde::{Deserialize, Serialize};
 pub use self::error::{Error, Errors, Note};
 pub use self::reference::{default_document, reference_page};
 pub use self::schema::schema;
+use crate::schedule::Policy;
 
 /// A configuration and what of its document has no effect.
 #[derive(Clone, Debug, PartialEq)]
@@ -100,6 +102,8 @@ pub struct Config {
     pub limits: Limits,
     /// The pools, one for each base model.
     pub schedulers: Vec<Scheduler>,
+    /// Profiles besides the built-in ones, by name, that schedulers may use.
+    pub profiles: Vec<(String, Policy)>,
     /// Worker threads; 0 is one for each core.
     pub workers: usize,
     /// One log line for each request that reached a pool. Default: no.
@@ -213,29 +217,21 @@ pub struct Scheduler {
     pub lora_adapters: Vec<String>,
     /// The listener whose connections go whole to a pod's own socket (`mode: connection`).
     pub direct: Option<String>,
-    /// What each scorer counts for.
-    pub weights: Weights,
+    /// The profile by which pods compare; `None`: weights of its own.
+    pub profile: Option<String>,
+    /// What that means.
+    pub policy: Policy,
     /// When a pod takes no more requests.
     pub saturation: Saturation,
+    /// Nor when the next request is expected to wait longer than this before the pod begins with it. Default
+    /// 120 s.
+    pub max_wait: Duration,
+    /// How long a request waits in the gateway for a pod that takes it. Default 0: not at all.
+    pub admission_wait: Duration,
     /// The pods.
     pub pods: Vec<Pod>,
     /// Where their metrics are read.
     pub metrics: MetricsSource,
-}
-
-/// What each scorer counts for in a pod's score; 0 leaves it out.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Weights {
-    /// Waiting queue. Default 2.
-    pub queue: u32,
-    /// KV cache in use. Default 2.
-    pub kv_cache: u32,
-    /// Requests running in the engine. Default 1.
-    pub running_requests: u32,
-    /// Requests that this gateway has in flight there. Default 2.
-    pub active_request: u32,
-    /// The request's adapter is resident there. Default 4.
-    pub lora_affinity: u32,
 }
 
 /// When a pod takes no more requests.

@@ -4,10 +4,11 @@
 use super::document::{
     Admin, ApiVersion, AppProtocol, Bbr, Debugging, FlowPath, InferenceGatewayConfig, Kernel, Kind,
     Limits, Listener, Metadata, Metrics, Mode, Pod, Protocol, SaturationLimits, Scheduler, Spec,
-    VirtualAddress, WeightMap,
+    VirtualAddress,
 };
 use super::units::{Block, KubeDuration, Size};
-use super::{Config, MetricsSource};
+use super::{Config, MetricsSource, policy};
+use crate::schedule::Policy;
 
 impl Config {
     /// The configuration as YAML.
@@ -57,6 +58,9 @@ impl Config {
             access_log: self.access_log,
             debug: Debugging { explain_header: self.explain_header },
             schedulers: self.schedulers.iter().map(scheduler).collect(),
+            profiles: (self.profiles.iter())
+                .map(|(name, policy)| policy::to_profile(name, policy))
+                .collect(),
             ..Spec::default()
         }
     }
@@ -95,8 +99,10 @@ fn limits(limits: &super::Limits) -> Limits {
 }
 
 fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
-    let super::Weights { queue, kv_cache, running_requests, active_request, lora_affinity } =
-        scheduler.weights;
+    let weights = match (&scheduler.profile, &scheduler.policy) {
+        (None, Policy::Scorers { scorers, .. }) => Some(policy::to_weights(scorers).0),
+        _ => None,
+    };
     let super::Saturation { queue_depth, kv_cache: kv_cache_full, in_flight } =
         scheduler.saturation;
     Scheduler {
@@ -109,18 +115,18 @@ fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
         target_port: Scheduler::port(),
         app_protocol: AppProtocol::Http,
         metrics: metrics(&scheduler.metrics),
-        weights: WeightMap {
-            queue,
-            kv_cache,
-            running_requests,
-            active_request,
-            lora_affinity,
-            ..WeightMap::default()
+        profile: scheduler.profile.clone(),
+        weights,
+        picker_config: None,
+        saturation: SaturationLimits {
+            queue_depth,
+            kv_cache: kv_cache_full,
+            in_flight,
+            expected_wait: KubeDuration(scheduler.max_wait),
+            wait: KubeDuration(scheduler.admission_wait),
         },
-        saturation: SaturationLimits { queue_depth, kv_cache: kv_cache_full, in_flight },
         mode: if scheduler.direct.is_some() { Mode::Connection } else { Mode::Request },
         listener: scheduler.direct.clone(),
-        profile: None,
         model_selector: None,
         scheduler: None,
         engine_type: None,

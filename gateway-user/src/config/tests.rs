@@ -38,10 +38,7 @@ fn smallest_document() {
     assert_eq!(pods[0].name, "127.0.0.1:9001");
     assert_eq!(pods[1].name, "second");
     assert_eq!(pods[1].gpu.as_deref(), Some("h100"));
-    let weights = config.schedulers[0].weights;
-    let expected =
-        Weights { queue: 2, kv_cache: 2, running_requests: 1, active_request: 2, lora_affinity: 4 };
-    assert_eq!(weights, expected);
+    assert_eq!(config.schedulers[0].policy, Policy::Cost(crate::schedule::Preset::LATENCY));
 }
 
 #[test]
@@ -84,7 +81,7 @@ fn default_document_is_the_default() {
     assert_eq!(config.limits, minimal.limits);
     assert_eq!(config.admin, minimal.admin);
     assert_eq!(config.kernel, minimal.kernel);
-    assert_eq!(config.schedulers[0].weights, minimal.schedulers[0].weights);
+    assert_eq!(config.schedulers[0].policy, minimal.schedulers[0].policy);
     assert_eq!(config.schedulers[0].metrics, minimal.schedulers[0].metrics);
     assert_eq!(config.schedulers[0].saturation, minimal.schedulers[0].saturation);
 }

@@ -7,6 +7,7 @@
 //! them into [`Config`](super::Config).
 
 mod managed;
+mod policy;
 mod scheduler;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,9 +20,13 @@ pub use self::managed::{
     Auth, BackendRef, Bbr, Claim, ClaimType, Jwks, Jwt, MetricsExport, Observability, PodDefaults,
     Provider, Tls,
 };
+pub(super) use self::policy::exact;
+pub use self::policy::{
+    ActiveRequestParameters, Cost, LoadAwareParameters, PickerName, PrefixParameters, Profile,
+    SaturationLimits, ScorerParameters, TokenLoadParameters, WeightMap,
+};
 pub use self::scheduler::{
-    AppProtocol, ConfigMapRef, Engine, Metrics, Mode, Picker, Pod, Profile, SaturationLimits,
-    Scheduler, WeightMap,
+    AppProtocol, ConfigMapRef, Engine, Metrics, Mode, Picker, Pod, Scheduler,
 };
 use super::units::{Block, KubeDuration, Size};
 use super::{KernelLog, Steering};
@@ -122,10 +127,9 @@ pub struct Spec {
     /// The pools, one for each base model.
     #[schemars(length(min = 1, max = 100))]
     pub schedulers: Vec<Scheduler>,
-    /// Named sets of weights that a scheduler's `profile` may name.
+    /// Ways to compare pods that a scheduler's `profile` may name, besides `latency` and `throughput`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 32), extend("x-note" = "has no effect in this version: \
-        each scheduler's own weights count"))]
+    #[schemars(length(max = 132))]
     pub profiles: Vec<Profile>,
     /// HTTPS for clients.
     // A note and not an error: listeners answer in clear text, so that a client who expects HTTPS

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Opaque;
+use super::policy::{SaturationLimits, WeightMap};
 use crate::config::units::KubeDuration;
 
 /// One pool: the pods that serve one base model.
@@ -59,9 +60,22 @@ pub struct Scheduler {
     /// Where pods' metrics are read.
     #[serde(default)]
     pub metrics: Metrics,
-    /// What each scorer counts for. One that is left out keeps its default; 0 turns it off.
-    #[serde(default)]
-    pub weights: WeightMap,
+    /// How pods compare: `latency` (early first tokens; the default with `mode: request`), `throughput`, or
+    /// one of `spec.profiles`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 63),
+        extend("format" = "name", "x-example" = "latency")
+    )]
+    pub profile: Option<String>,
+    /// Instead of a profile, what each scorer counts for. One that is left out keeps its default; 0 turns it off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<WeightMap>,
+    /// Instead of a profile, a file with an EndpointPickerConfig of the Gateway API inference extension or of
+    /// llm-d; a relative path begins at this document's folder. `sluice check` says what it means here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096), extend("format" = "label"))]
+    pub picker_config: Option<String>,
     /// When a pod takes no more requests.
     #[serde(default)]
     pub saturation: SaturationLimits,
@@ -74,11 +88,6 @@ pub struct Scheduler {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), extend("format" = "name"))]
     pub listener: Option<String>,
-    /// A set of weights: `latency`, `throughput`, or one of `spec.profiles`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63), extend("format" = "name", "x-note" = "has no effect \
-        in this version: weights count as they are"))]
-    pub profile: Option<String>,
     /// Labels of the pods in a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-note" = "has no effect in a file: the pods are those listed"))]
@@ -93,9 +102,9 @@ pub struct Scheduler {
     #[schemars(extend("default" = "vllm", "x-note" = "has no effect: \
         the engine is known by its metrics"))]
     pub engine_type: Option<Engine>,
-    /// A whole configuration of the managed product's picker, instead of weights.
+    /// A ConfigMap with an EndpointPickerConfig, instead of weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-note" = "has no effect: default weights count instead"))]
+    #[schemars(extend("x-note" = "has no effect in a file: pickerConfig names a file with what it holds"))]
     pub config_map_ref: Option<ConfigMapRef>,
     /// Copies of the managed product's picker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -197,85 +206,6 @@ impl Default for Metrics {
     }
 }
 
-/// What each scorer counts for; 0 turns it off.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct WeightMap {
-    /// Requests waiting in the engine.
-    #[schemars(range(min = 0, max = 2147483647))]
-    pub queue: u32,
-    /// KV cache in use.
-    #[schemars(range(min = 0, max = 2147483647))]
-    pub kv_cache: u32,
-    /// Requests running in the engine.
-    #[schemars(range(min = 0, max = 2147483647))]
-    pub running_requests: u32,
-    /// Requests that this gateway has in flight there.
-    #[schemars(range(min = 0, max = 2147483647))]
-    pub active_request: u32,
-    /// The request's adapter is resident there.
-    #[schemars(range(min = 0, max = 2147483647))]
-    pub lora_affinity: u32,
-    /// The prompt's beginning was seen there.
-    // A note: requests still reach a right pod, only with less in its cache.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        range(min = 0, max = 2147483647),
-        extend("x-unless" = 0, "x-note" = "has no effect in this version")
-    )]
-    pub prefix: Option<u32>,
-    /// Least recently used pod. Not with `scheduler: epp`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        range(min = 0, max = 2147483647),
-        extend("x-unless" = 0, "x-note" = "has no effect in this version")
-    )]
-    pub lru: Option<u32>,
-    /// Predicted latency.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        range(min = 0, max = 2147483647),
-        extend("x-unless" = 0, "x-note" = "has no effect in this version")
-    )]
-    pub predicted_latency: Option<u32>,
-}
-
-impl Default for WeightMap {
-    fn default() -> Self {
-        Self {
-            queue: 2,
-            kv_cache: 2,
-            running_requests: 1,
-            active_request: 2,
-            lora_affinity: 4,
-            prefix: None,
-            lru: None,
-            predicted_latency: None,
-        }
-    }
-}
-
-/// When a pod takes no more requests: at any of these.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct SaturationLimits {
-    /// Requests waiting in the engine.
-    #[schemars(range(min = 1, max = 1000000))]
-    pub queue_depth: u32,
-    /// KV cache in use, as a share; 1 is never by KV cache alone.
-    #[schemars(range(min = 0.01, max = 1.0))]
-    pub kv_cache: f32,
-    /// Requests that this gateway has in flight there.
-    #[schemars(range(min = 1, max = 1000000))]
-    pub in_flight: u32,
-}
-
-impl Default for SaturationLimits {
-    fn default() -> Self {
-        Self { queue_depth: 128, kv_cache: 1.0, in_flight: 1024 }
-    }
-}
-
 /// What is balanced.
 #[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -285,18 +215,6 @@ pub enum Mode {
     Request,
     /// Each connection as a whole.
     Connection,
-}
-
-/// A named set of weights.
-#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Profile {
-    /// Its name.
-    #[schemars(length(min = 1, max = 63), extend("format" = "name"))]
-    pub name: String,
-    /// What each scorer counts for.
-    #[serde(default)]
-    pub weights: WeightMap,
 }
 
 /// The managed product's picker.
