@@ -94,10 +94,11 @@ impl Explained {
             tried: &[],
         };
         let pods = lines(to.pool.explain(ask, Instant::now()));
-        let best = best(&pods);
+        let near = to.pool.near();
+        let best = best(&pods, near);
         let pick = (!best.is_empty()).then(|| Pick {
             pods: best.iter().map(|pod| pod.name.clone()).collect(),
-            reason: reason(&pods),
+            reason: reason(&pods, near),
         });
         Ok(Self {
             model: model.into(),
@@ -190,7 +191,7 @@ pub fn lines(pods: Vec<PodStatus>) -> Vec<PodLine> {
 
 /// The value of the response header: a list as RFC 9651 has it, of the pods from the best on. `picked`
 /// is the pod that the request went to, and its score. Bounded; what does not fit is counted.
-pub fn header(pods: &[PodLine], picked: Option<(&str, f32)>) -> String {
+pub fn header(pods: &[PodLine], picked: Option<(&str, f32)>, near: f32) -> String {
     let is_picked = |pod: &PodLine| picked.is_some_and(|(name, _)| name == pod.name);
     let mut ranked: Vec<&PodLine> = pods.iter().collect();
     ranked.sort_by(|a, b| {
@@ -202,7 +203,7 @@ pub fn header(pods: &[PodLine], picked: Option<(&str, f32)>) -> String {
         let mut item = quoted(&pod.name);
         // Writing to a String cannot fail.
         if let Some((_, score)) = picked.filter(|_| is_picked(pod)) {
-            let _ = write!(item, ";picked;score={score:.3};reason={}", quoted(&reason(pods)));
+            let _ = write!(item, ";picked;score={score:.3};reason={}", quoted(&reason(pods, near)));
         } else if let Some(score) = pod.score {
             let _ = write!(item, ";score={score:.3}");
         }
@@ -225,16 +226,16 @@ pub fn header(pods: &[PodLine], picked: Option<(&str, f32)>) -> String {
     out
 }
 
-/// The pods with the highest score.
-fn best(pods: &[PodLine]) -> Vec<&PodLine> {
+/// The pods whose score is below the highest by at most a share `near` of it.
+fn best(pods: &[PodLine], near: f32) -> Vec<&PodLine> {
     let highest = pods.iter().filter_map(|pod| pod.score).fold(f32::NEG_INFINITY, f32::max);
-    let least = highest - highest.abs() * TIE;
+    let least = highest - highest.abs() * near.max(TIE);
     pods.iter().filter(|pod| pod.score.is_some_and(|score| score >= least)).collect()
 }
 
 /// Why the best are the best.
-fn reason(pods: &[PodLine]) -> String {
-    let best = best(pods);
+fn reason(pods: &[PodLine], near: f32) -> String {
+    let best = best(pods, near);
     let mut others: Vec<(f32, &PodLine)> = (pods.iter())
         .filter(|pod| best.iter().all(|best| !std::ptr::eq(*best, *pod)))
         .filter_map(|pod| Some((pod.score?, pod)))
@@ -254,7 +255,7 @@ fn reason(pods: &[PodLine]) -> String {
             apart(first, next)
         ),
         (count, _) => {
-            format!("{count} of {candidates} have the highest score, and one is taken by lot")
+            format!("{count} of {candidates} are as good as the best, and one is taken by lot")
         }
     };
     what + &left_out
@@ -357,7 +358,7 @@ mod tests {
             ),
             (
                 vec![pod("a", 2.0, 1.0, 1.0), pod("b", 2.0, 1.0, 1.0), pod("c", 1.0, 1.0, 0.0)],
-                "2 of 3 have the highest score, and one is taken by lot",
+                "2 of 3 are as good as the best, and one is taken by lot",
             ),
             (
                 vec![pod("c", 0.5, 0.0, 0.5), pod("b", 1.2, 0.3, 0.9), pod("a", 1.8, 1.0, 0.8)],
@@ -365,23 +366,30 @@ mod tests {
             ),
         ];
         for (pods, expected) in table {
-            assert_eq!(reason(&pods), expected);
+            assert_eq!(reason(&pods, 0.0), expected);
         }
+    }
+
+    #[test]
+    fn near_scores_are_as_good() {
+        let pods = [pod("a", 1.0, 1.0, 1.0), pod("b", 0.96, 1.0, 1.0), pod("c", 0.5, 1.0, 1.0)];
+        let names = |near| best(&pods, near).iter().map(|pod| &*pod.name).collect::<String>();
+        assert_eq!([0.0, 0.03, 0.05, 1.0].map(names), ["a", "a", "ab", "abc"]);
     }
 
     #[test]
     fn the_header_begins_with_the_pick_and_is_bounded() {
         let pods = [out("full", Tier::Saturated), pod("b", 1.5, 0.5, 1.0), pod("a", 1.2, 0.4, 0.8)];
         assert_eq!(
-            header(&pods, Some(("a", 1.25))),
+            header(&pods, Some(("a", 1.25)), 0.0),
             "\"a\";picked;score=1.250;reason=\"the highest score of 2; next is a with 1.200, most apart in \
              kv-cache-utilization (1.000 and 0.800); 1 of 3 pods left out\";queue=0.400;\
              kv-cache-utilization=0.800, \"b\";score=1.500;queue=0.500;kv-cache-utilization=1.000, \
              \"full\";filter=\"saturated\""
         );
-        assert_eq!(header(&pods[..1], None), "\"full\";filter=\"saturated\"");
+        assert_eq!(header(&pods[..1], None, 0.0), "\"full\";filter=\"saturated\"");
         let many: Vec<_> = (0..1000).map(|n| pod(&format!("pod {n}"), 1.0, 0.0, 0.0)).collect();
-        let value = header(&many, None);
+        let value = header(&many, None, 0.0);
         let shown = value.matches(";score=").count();
         assert!(value.len() < MOST_HEADER + 100 && shown > 10, "{value}");
         assert!(value.ends_with(&format!(", more;pods={}", 1000 - shown)), "{value}");

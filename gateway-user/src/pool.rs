@@ -23,7 +23,8 @@ use crate::metrics::PoolMetrics;
 use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
 use crate::schedule::filter::Tier;
 use crate::schedule::{
-    self, AdapterFit, Demand, NoPod, PodView, Profile, Scratch, Sent, Signals, ledger,
+    self, AdapterFit, Demand, NoPod, Picker, PodView, Policy, Profile, Scratch, Sent, Signals,
+    ledger,
 };
 
 /// The pods that serve one base model.
@@ -281,6 +282,15 @@ impl Pool {
     pub fn explain(&self, ask: Ask<'_>, now: Instant) -> Vec<PodStatus> {
         let demand = self.learned.lock().demand(ask.prompt_bytes);
         self.explained(ask, &demand, true, now)
+    }
+
+    /// A pod whose score is below the best by at most this share of it may be picked as well.
+    pub fn near(&self) -> f32 {
+        match &self.profile.policy {
+            Policy::Cost(preset) => preset.margin / (1.0 + preset.margin),
+            Policy::Scorers { picker: Picker::MaxScore, .. } => 0.0,
+            Policy::Scorers { .. } => 1.0,
+        }
     }
 
     fn explained(

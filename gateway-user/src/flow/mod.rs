@@ -190,7 +190,7 @@ fn reserve(
     match pool.reserve(ask, now) {
         Ok(place) => {
             let picked = Some((&*place.pod.name, place.score));
-            let explained = seen.map(|seen| explain::header(&seen, picked));
+            let explained = seen.map(|seen| explain::header(&seen, picked, pool.near()));
             Ok((place, explained))
         }
         Err(none) => {
@@ -200,7 +200,7 @@ fn reserve(
                 none => none,
             };
             let (refusal, rejection) = admit::refusal(pool, none);
-            let explain = seen.map(|seen| explain::header(&seen, None).into());
+            let explain = seen.map(|seen| explain::header(&seen, None, pool.near()).into());
             Err((Refusal { explain, ..refusal }, rejection))
         }
     }
