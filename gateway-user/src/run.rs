@@ -31,7 +31,7 @@ use crate::watch::PodSink;
 ///
 /// With `takeover`, it takes the sockets of the daemon that runs, if one does.
 pub fn run(loaded: Loaded, takeover: bool) -> anyhow::Result<()> {
-    let Loaded { config, notes } = loaded;
+    let Loaded { config, notes, meanings: _ } = loaded;
     for note in &notes {
         warn!("{note}");
     }

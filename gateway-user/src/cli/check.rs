@@ -48,8 +48,12 @@ fn report(options: &Options, out: &mut dyn Write, err: &mut dyn Write) -> std::i
     };
     match config::load(path) {
         Ok(loaded) => {
-            for config::Note { line, field, text } in &loaded.notes {
-                writeln!(err, "{}:{line}: note: {field}: {text}", path.display())?;
+            let document = path.display().to_string();
+            let kinds = loaded.meanings.iter().map(|note| ("means", note));
+            for (kind, note) in kinds.chain(loaded.notes.iter().map(|note| ("note", note))) {
+                let config::Note { file, line, field, text } = note;
+                let file = file.as_deref().unwrap_or(&document);
+                writeln!(err, "{file}:{line}: {kind}: {field}: {text}")?;
             }
             let text = if *json { loaded.config.to_json() } else { loaded.config.to_yaml() };
             writeln!(out, "{}", text.trim_end())?;
@@ -99,6 +103,20 @@ mod tests {
         assert!(right);
         let json: serde_json::Value = serde_json::from_str(&out).unwrap();
         assert_eq!(json["spec"]["limits"]["headerTimeout"], "10s");
+    }
+
+    #[test]
+    fn a_picker_configuration_is_put_into_words() {
+        let (right, out, err) = check("valid/picker.yaml", &[]);
+        assert!(right);
+        assert!(out.contains("\n    profile: a-picker-2\n"), "{out}");
+        for line in [
+            "valid/../picker/default.yaml:23: means: schedulingProfiles[0].plugins[0]: queue-scorer counts 2: ",
+            "valid/../picker/flow-control.yaml:5: note: featureGates[0]: flowControl has no effect: ",
+            "valid/picker.yaml:13: note: spec.schedulers[1].configMapRef: ",
+        ] {
+            assert!(err.lines().any(|said| said.starts_with(line)), "{line}\n{err}");
+        }
     }
 
     #[test]

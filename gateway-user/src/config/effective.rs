@@ -5,26 +5,36 @@
 //! the map in question has an error of its own: `prot: 8001` must not also be told that port 8000
 //! is taken.
 
+mod compare;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
-use super::document::{self, InferenceGatewayConfig, Mode, ScorerParameters, WeightMap};
+use self::compare::free_name;
+use super::document::{self, InferenceGatewayConfig, Mode};
 use super::error::{Error, Errors, Note, Path, quoted};
 use super::shape::Shape;
 use super::tree::Node;
 use super::units::Size;
 use super::{
-    Config, Kernel, Limits, Listener, Loaded, MetricsSource, Pod, Saturation, Scheduler, Steering,
-    VirtualAddress, policy,
+    Config, Kernel, Limits, Listener, Loaded, MetricsSource, NamedFile, Pod, Saturation, Scheduler,
+    Steering, VirtualAddress,
 };
-use crate::schedule::{Picker, Policy, Preset};
+use crate::schedule::Policy;
 
 /// Turns a checked document into the configuration, or into all its errors.
-pub(super) fn build(root: &Node, shape: Shape, file: &str) -> Result<Loaded, Errors> {
+///
+/// `read` gives the content of a file that the document names.
+pub(super) fn build(
+    root: &Node,
+    shape: Shape,
+    file: &str,
+    read: &dyn Fn(&str) -> Result<NamedFile, String>,
+) -> Result<Loaded, Errors> {
     let Shape { value, errors: wrong_shapes, notes, broken } = shape;
-    let mut builder = Builder { root, notes, errors: Vec::new() };
+    let mut builder = Builder { root, read, notes, meanings: Vec::new(), errors: Vec::new() };
     let mut config = None;
     if !broken {
         match serde_json::from_value::<InferenceGatewayConfig>(value) {
@@ -34,17 +44,17 @@ pub(super) fn build(root: &Node, shape: Shape, file: &str) -> Result<Loaded, Err
             Err(error) => builder.fail(&Path::default(), &[], error.to_string()),
         }
     }
-    let Builder { errors, mut notes, .. } = builder;
+    let Builder { errors, mut notes, meanings, .. } = builder;
     let mut list: Vec<Error> = errors
         .into_iter()
         .filter(|(basis, _)| !wrong_shapes.iter().any(|(path, _)| taints(path, basis)))
         .map(|(_, error)| error)
         .collect();
     list.extend(wrong_shapes.into_iter().map(|(_, error)| error));
-    list.sort_by_key(|error| (error.line, error.column));
-    notes.sort_by_key(|note| note.line);
+    list.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
+    notes.sort_by(|a, b| (&a.file, a.line).cmp(&(&b.file, b.line)));
     match config {
-        Some(config) if list.is_empty() => Ok(Loaded { config, notes }),
+        Some(config) if list.is_empty() => Ok(Loaded { config, notes, meanings }),
         _ => Err(Errors { file: file.to_owned(), list }),
     }
 }
@@ -58,7 +68,10 @@ fn taints(path: &Path, basis: &[Path]) -> bool {
 
 struct Builder<'a> {
     root: &'a Node,
+    read: &'a dyn Fn(&str) -> Result<NamedFile, String>,
     notes: Vec<Note>,
+    /// What the files mean that the document names.
+    meanings: Vec<Note>,
     /// With the maps whose defaults the error rests on.
     errors: Vec<(Vec<Path>, Error)>,
 }
@@ -74,7 +87,7 @@ impl Builder<'_> {
         let steering = spec.kernel.steering;
         let kernel = self.kernel(&spec.kernel, &path.field("kernel").field("paths"));
         self.check_bbr(&spec, &path);
-        let profiles = self.profiles(&spec.profiles, &path.field("profiles"));
+        let mut profiles = self.profiles(&spec.profiles, &path.field("profiles"));
         let admin = SocketAddr::new(spec.admin.address, spec.admin.port);
         let listeners = self.listeners(spec.listeners, admin, steering, &path.field("listeners"));
         self.check_direct(&spec.schedulers, &listeners, steering, &path.field("schedulers"));
@@ -84,7 +97,7 @@ impl Builder<'_> {
             admin,
             kernel,
             limits: self.limits(&spec.limits, spec.bbr.max_request_body_bytes, &path),
-            schedulers: self.schedulers(spec.schedulers, &profiles, &path.field("schedulers")),
+            schedulers: self.schedulers(spec.schedulers, &mut profiles, &path.field("schedulers")),
             profiles,
             workers: usize::try_from(spec.workers).unwrap_or(usize::MAX),
             access_log: spec.access_log,
@@ -111,88 +124,6 @@ impl Builder<'_> {
             let path = path.field("bbr").field("enabled");
             self.fail(&path, &[], "must be true with two schedulers or more");
         }
-    }
-
-    fn profiles(&mut self, profiles: &[document::Profile], path: &Path) -> Vec<(String, Policy)> {
-        let mut names = Taken::default();
-        for (name, _) in policy::BUILT_IN {
-            names.0.insert(name.to_owned(), Path::default());
-        }
-        let mut effective = Vec::new();
-        for (index, profile) in profiles.iter().enumerate() {
-            let path = path.index(index);
-            self.take(&mut names, profile.name.clone(), &path.field("name"), &[]);
-            let weighs = [
-                ("weights", profile.weights.is_some()),
-                ("parameters", profile.parameters.is_some()),
-                ("picker", profile.picker.is_some()),
-            ];
-            for (field, _) in weighs.iter().filter(|(_, given)| *given && profile.cost.is_some()) {
-                self.fail(&path.field(field), &[], "is not for a profile with cost");
-            }
-            if profile.cost.is_none() && profile.weights.is_none() {
-                let basis = std::slice::from_ref(&path);
-                self.fail(&path, basis, "needs cost or weights");
-            }
-            effective.push((profile.name.clone(), policy::of_profile(profile)));
-        }
-        effective
-    }
-
-    /// How a pool's pods compare: the profile's name, if it has one, and what it means.
-    fn policy(
-        &mut self,
-        scheduler: &document::Scheduler,
-        profiles: &[(String, Policy)],
-        path: &Path,
-    ) -> (Option<String>, Policy) {
-        let weights = |map: &WeightMap| {
-            policy::of_weights(map, &ScorerParameters::default(), Picker::MaxScore)
-        };
-        let given: Vec<&str> = ["profile", "weights", "pickerConfig"]
-            .into_iter()
-            .filter(|field| self.root.find(&path.field(field)).is_some())
-            .collect();
-        if let [first, others @ ..] = given.as_slice() {
-            for other in others {
-                self.fail(&path.field(other), &[], format!("is not for a pool with {first}"));
-            }
-        }
-        if let Some(map) = &scheduler.weights {
-            return (None, weights(map));
-        }
-        let direct = scheduler.mode == Mode::Connection;
-        let Some(name) = scheduler.profile.as_deref() else {
-            // Nothing is known of what is said on whole connections, so that no cost can be told.
-            return match direct {
-                true => (None, weights(&WeightMap::default())),
-                false => (Some(DEFAULT_PROFILE.to_owned()), Policy::Cost(Preset::LATENCY)),
-            };
-        };
-        let built_in = policy::BUILT_IN.iter().find(|(built_in, _)| *built_in == name);
-        let named = profiles.iter().find(|(profile, _)| profile == name);
-        let policy = match (built_in, named) {
-            (Some((_, preset)), _) => Policy::Cost(*preset),
-            (None, Some((_, policy))) => policy.clone(),
-            (None, None) => {
-                let names: Vec<_> = policy::BUILT_IN.iter().map(|(name, _)| *name).collect();
-                let text = format!(
-                    "{} is neither {} nor one of spec.profiles",
-                    quoted(name),
-                    names.join(" nor ")
-                );
-                self.fail(&path.field("profile"), &[], text);
-                Policy::Cost(Preset::LATENCY)
-            }
-        };
-        if direct && matches!(policy, Policy::Cost(_)) {
-            let text = format!(
-                "{} tells what a request costs, and with mode: connection no request is read",
-                quoted(name)
-            );
-            self.fail(&path.field("profile"), &[], text);
-        }
-        (Some(name.to_owned()), policy)
     }
 
     fn listeners(
@@ -273,7 +204,7 @@ impl Builder<'_> {
     fn schedulers(
         &mut self,
         schedulers: Vec<document::Scheduler>,
-        profiles: &[(String, Policy)],
+        profiles: &mut Vec<(String, Policy)>,
         path: &Path,
     ) -> Vec<Scheduler> {
         let mut names = Taken::default();
@@ -293,12 +224,18 @@ impl Builder<'_> {
                 }
             }
             self.check_weights(&scheduler, &path);
-            let (profile, policy) = self.policy(&scheduler, profiles, &path);
-            let saturation = Saturation {
+            let (mut profile, mut policy) = self.policy(&scheduler, profiles, &path);
+            let mut saturation = Saturation {
                 queue_depth: scheduler.saturation.queue_depth,
                 kv_cache: scheduler.saturation.kv_cache,
                 in_flight: scheduler.saturation.in_flight,
             };
+            if let Some(file) = &scheduler.picker_config {
+                let picked = self.picker_config(file, &mut saturation, &path);
+                let name = free_name(&scheduler.name, profiles);
+                profiles.push((name.clone(), picked.clone()));
+                (profile, policy) = (Some(name), picked);
+            }
             effective.push(Scheduler {
                 profile,
                 policy,
@@ -498,7 +435,7 @@ impl Builder<'_> {
 
     fn note(&mut self, path: &Path, text: impl Into<String>) {
         let line = self.root.nearest(path).line;
-        self.notes.push(Note { line, field: path.to_string(), text: text.into() });
+        self.notes.push(Note { file: None, line, field: path.to_string(), text: text.into() });
     }
 }
 
@@ -553,6 +490,3 @@ fn can_connect(ip: IpAddr) -> bool {
 
 /// Pods of a pool with `mode: connection`.
 const MAX_DIRECT_PODS: usize = gateway_common::direct::MAX_PODS as usize;
-
-/// The profile of a pool that names none.
-const DEFAULT_PROFILE: &str = "latency";

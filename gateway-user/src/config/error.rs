@@ -18,7 +18,8 @@ pub struct Errors {
 impl Errors {
     /// One error that concerns the document as a whole.
     pub(super) fn whole(file: &str, text: impl Into<String>) -> Self {
-        let error = Error { line: 0, column: 0, field: String::new(), text: text.into() };
+        let error =
+            Error { file: None, line: 0, column: 0, field: String::new(), text: text.into() };
         Self { file: file.to_owned(), list: vec![error] }
     }
 }
@@ -30,7 +31,7 @@ impl fmt::Display for Errors {
             if index > 0 {
                 f.write_str("\n")?;
             }
-            f.write_str(&self.file)?;
+            f.write_str(error.file.as_deref().unwrap_or(&self.file))?;
             if error.line > 0 {
                 write!(f, ":{}:{}", error.line, error.column)?;
             }
@@ -49,6 +50,8 @@ impl fmt::Display for Errors {
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Error {
+    /// The file, when it is one that the document names.
+    pub file: Option<String>,
     /// Line, from 1; 0 if the error has no place.
     pub line: u32,
     /// Column in characters, from 1.
@@ -62,6 +65,8 @@ pub struct Error {
 /// A setting that is accepted but has no effect, or not all the effect that its name promises.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Note {
+    /// The file, when it is one that the document names.
+    pub file: Option<String>,
     /// Line, from 1.
     pub line: u32,
     /// The field's path, such as `spec.podDefaults`.
@@ -72,7 +77,10 @@ pub struct Note {
 
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { line, field, text } = self;
+        let Self { file, line, field, text } = self;
+        if let Some(file) = file {
+            write!(f, "{file} ")?;
+        }
         write!(f, "line {line}: {field}: {text}")
     }
 }

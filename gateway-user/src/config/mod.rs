@@ -15,6 +15,7 @@
 pub mod document;
 mod effective;
 mod error;
+mod picker;
 mod policy;
 mod reference;
 mod render;
@@ -46,6 +47,17 @@ pub struct Loaded {
     pub config: Config,
     /// What has no effect, in the order of the lines. To be logged at start.
     pub notes: Vec<Note>,
+    /// What files mean that the document names, such as a picker's configuration.
+    pub meanings: Vec<Note>,
+}
+
+/// A file that a document names.
+#[derive(Clone, Debug)]
+pub struct NamedFile {
+    /// Its name in messages.
+    pub name: String,
+    /// Its content.
+    pub text: String,
 }
 
 /// Reads a configuration from a file.
@@ -54,16 +66,27 @@ pub struct Loaded {
 /// Everything that is wrong with the file, or that it cannot be read.
 pub fn load(path: &Path) -> Result<Loaded, Errors> {
     let name = path.display().to_string();
-    let unreadable =
-        |error: std::io::Error| Errors::whole(&name, format!("cannot be read: {error}"));
+    let bytes = read_bounded(path).map_err(|why| Errors::whole(&name, why))?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    decode(bytes, &name, &|file| {
+        let path = folder.join(file);
+        let text = String::from_utf8(read_bounded(&path)?).map_err(|_| "is not UTF-8 text")?;
+        Ok(NamedFile { name: path.display().to_string(), text })
+    })
+}
+
+/// The content of a file, or why it cannot be had.
+fn read_bounded(path: &Path) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     // One byte more than allowed tells that there is more, without reading it.
     let limit = tree::MAX_BYTES as u64 + 1;
-    File::open(path).and_then(|f| f.take(limit).read_to_end(&mut bytes)).map_err(unreadable)?;
+    File::open(path)
+        .and_then(|f| f.take(limit).read_to_end(&mut bytes))
+        .map_err(|error| format!("cannot be read: {error}"))?;
     if bytes.len() > tree::MAX_BYTES {
-        return Err(Errors::whole(&name, tree::too_large()));
+        return Err(tree::too_large());
     }
-    decode(bytes, &name)
+    Ok(bytes)
 }
 
 /// Reads a configuration from a text; `name` is the document's name in messages.
@@ -71,14 +94,31 @@ pub fn load(path: &Path) -> Result<Loaded, Errors> {
 /// # Errors
 /// Everything that is wrong with the text.
 pub fn parse(text: &str, name: &str) -> Result<Loaded, Errors> {
-    let root = tree::read(text, name)?;
-    let shape = shape::check(&root);
-    effective::build(&root, shape, name)
+    parse_with(text, name, &|_| Err("is not read: this document is not from a file".into()))
 }
 
-fn decode(bytes: Vec<u8>, name: &str) -> Result<Loaded, Errors> {
+/// As [`parse`]; `read` gives the name for messages and the content of a file that the document names, or why
+/// it cannot be had.
+///
+/// # Errors
+/// Everything that is wrong with the text, or with the files that it names.
+pub fn parse_with(
+    text: &str,
+    name: &str,
+    read: &dyn Fn(&str) -> Result<NamedFile, String>,
+) -> Result<Loaded, Errors> {
+    let root = tree::read(text, name)?;
+    let shape = shape::check(&root);
+    effective::build(&root, shape, name, read)
+}
+
+fn decode(
+    bytes: Vec<u8>,
+    name: &str,
+    read: &dyn Fn(&str) -> Result<NamedFile, String>,
+) -> Result<Loaded, Errors> {
     match String::from_utf8(bytes) {
-        Ok(text) => parse(&text, name),
+        Ok(text) => parse_with(&text, name, read),
         Err(error) => {
             let offset = error.utf8_error().valid_up_to();
             Err(Errors::whole(name, format!("is not UTF-8 text, from byte {offset} on")))

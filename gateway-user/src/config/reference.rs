@@ -295,6 +295,10 @@ error with its line. `sluice check --defaults` prints a document to start from.
   start.
 - A document of the managed product is read as it is; its fields keep their names, bounds and
   defaults. Where ignoring one of them would be unsafe, the document is refused.
+- A pool takes an EndpointPickerConfig of the Gateway API inference extension or of llm-d by
+  `pickerConfig`. `sluice check` prints, marked `means`, what each of its scorers, pickers and
+  thresholds comes to, and, marked `note`, what has no effect here; what would be unsafe to ignore
+  is an error.
 - Durations are written as in Kubernetes and Go: `10s`, `1m30s`, `500ms`. Sizes are Kubernetes
   quantities in bytes: `64Mi`, `1Gi`, `256M`, or a plain number.
 - Text that YAML may read as something else is put in quotes: `\"10.0.0.11:8000\"`, `\"off\"`.

@@ -27,7 +27,7 @@ pub(super) struct Shape {
 
 /// Compares a document with the schema.
 pub(super) fn check(root: &Node) -> Shape {
-    let mut checker = Checker { errors: Vec::new(), notes: Vec::new(), broken: false };
+    let mut checker = Checker::new(Part::root());
     let path = Path::default();
     let value = match &root.value {
         Value::Map(entries) if !looks_like_ours(entries) => {
@@ -45,17 +45,31 @@ pub(super) fn check(root: &Node) -> Shape {
             None
         }
     };
-    let Checker { errors, notes, broken } = checker;
+    let Checker { errors, notes, broken, .. } = checker;
     Shape { broken: broken || value.is_none(), value: value.unwrap_or_default(), errors, notes }
 }
 
-struct Checker {
+/// Compares a part of another document, which stands at `path`, with a schema of its own.
+pub(super) fn check_part(node: &Node, part: Part<'_>, path: &Path) -> Shape {
+    let mut checker = Checker::new(part);
+    let value = checker.value(node, part, path);
+    let Checker { errors, notes, broken, .. } = checker;
+    Shape { broken: broken || value.is_none(), value: value.unwrap_or_default(), errors, notes }
+}
+
+struct Checker<'a> {
+    /// The schema of the whole, in which a misplaced field's home is looked for.
+    whole: Part<'a>,
     errors: Vec<(Path, Error)>,
     notes: Vec<Note>,
     broken: bool,
 }
 
-impl Checker {
+impl<'a> Checker<'a> {
+    fn new(whole: Part<'a>) -> Self {
+        Self { whole, errors: Vec::new(), notes: Vec::new(), broken: false }
+    }
+
     fn fail(&mut self, path: &Path, error: Error) {
         if self.errors.len() < MAX_ERRORS {
             self.errors.push((path.clone(), error));
@@ -100,7 +114,7 @@ impl Checker {
             let Some(field) = fields.get(&entry.key) else {
                 let ignored = part.texts("x-ignored").any(|name| name == entry.key);
                 if !ignored && self.errors.len() < MAX_ERRORS {
-                    let (text, meant) = unknown(&entry.key, part);
+                    let (text, meant) = unknown(&entry.key, part, self.whole);
                     misspelt.extend(meant);
                     self.fail(&path, entry.error(&path, text));
                 }
@@ -144,7 +158,8 @@ impl Checker {
         }
         let text = field.text("x-note");
         if !text.is_empty() {
-            let note = Note { line: entry.line, field: path.to_string(), text: text.into() };
+            let note =
+                Note { file: None, line: entry.line, field: path.to_string(), text: text.into() };
             self.notes.push(note);
         }
     }
@@ -350,7 +365,7 @@ fn wrong_count(count: usize, part: Part<'_>, low: &str, high: &str, noun: &str) 
 }
 
 /// What to say of a field that the schema does not have, and which one it seems to mean.
-fn unknown<'a>(name: &str, part: Part<'a>) -> (String, Option<&'a str>) {
+fn unknown<'a>(name: &str, part: Part<'a>, whole: Part<'_>) -> (String, Option<&'a str>) {
     let known: Vec<&str> =
         part.fields().into_iter().flat_map(|fields| fields.keys().map(String::as_str)).collect();
     if let Some(near) = nearest(name, &known) {
@@ -358,8 +373,9 @@ fn unknown<'a>(name: &str, part: Part<'a>) -> (String, Option<&'a str>) {
         return (format!("unknown field; did you mean {near}? Known here: {list}"), Some(near));
     }
     let mut homes = Vec::new();
-    find_homes(name, Part::root(), "", &mut homes);
+    find_homes(name, whole, "", &mut homes);
     let text = match homes.as_slice() {
+        _ if known.is_empty() => "unknown field; none is known here".into(),
         [home] => format!("unknown field here; it belongs to {home}"),
         _ => format!("unknown field; known here: {}", known.join(", ")),
     };
@@ -367,7 +383,7 @@ fn unknown<'a>(name: &str, part: Part<'a>) -> (String, Option<&'a str>) {
 }
 
 /// The known name that a misspelt one is likely to mean.
-fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     // The distance takes time by the product of the lengths, and a key may be as long as the
     // document.
     if name.len() > MAX_GUESSED {

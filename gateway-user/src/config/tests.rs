@@ -25,7 +25,7 @@ spec:
 
 #[test]
 fn smallest_document() {
-    let Loaded { config, notes } = parse(MINIMAL, "minimal.yaml").unwrap();
+    let Loaded { config, notes, .. } = parse(MINIMAL, "minimal.yaml").unwrap();
     assert_eq!(notes, []);
     assert_eq!(config.listeners.len(), 1);
     assert_eq!(config.listeners[0].name, "http");
@@ -50,7 +50,11 @@ fn golden_files() {
         assert!(!documents.is_empty(), "{} is empty", folder.display());
         for path in documents {
             let name = path.file_name().unwrap().to_str().unwrap();
-            let (found, actual) = match decode(fs::read(&path).unwrap(), name) {
+            let read = |file: &str| match fs::read_to_string(folder.join(file)) {
+                Ok(text) => Ok(NamedFile { name: file.to_owned(), text }),
+                Err(error) => Err(format!("cannot be read: {}", error.kind())),
+            };
+            let (found, actual) = match decode(fs::read(&path).unwrap(), name, &read) {
                 Ok(loaded) => ("valid", printed(&loaded)),
                 Err(errors) => ("invalid", format!("{errors}\n")),
             };
@@ -73,7 +77,7 @@ fn reference_page_is_current() {
 #[test]
 fn default_document_is_the_default() {
     let text = default_document();
-    let Loaded { config, notes } =
+    let Loaded { config, notes, .. } =
         parse(&text, "default").unwrap_or_else(|e| panic!("{e}\n{text}"));
     assert_eq!(notes, [], "{text}");
     let minimal = parse(MINIMAL, "minimal").unwrap().config;
@@ -170,11 +174,11 @@ proptest! {
     }
 }
 
-fn repository() -> PathBuf {
+pub(super) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-fn documents(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn documents(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> =
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
@@ -184,6 +188,9 @@ fn documents(folder: &Path) -> Vec<PathBuf> {
 
 fn printed(loaded: &Loaded) -> String {
     let mut out = String::new();
+    for note in &loaded.meanings {
+        writeln!(out, "# means: {note}").unwrap();
+    }
     for note in &loaded.notes {
         writeln!(out, "# {note}").unwrap();
     }
@@ -192,7 +199,7 @@ fn printed(loaded: &Loaded) -> String {
 }
 
 /// Compares a file with what it should be, or makes it so.
-fn differs(path: &Path, actual: &str) -> Option<String> {
+pub(super) fn differs(path: &Path, actual: &str) -> Option<String> {
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         fs::write(path, actual).unwrap();
     }

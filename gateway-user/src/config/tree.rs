@@ -118,7 +118,13 @@ impl Node {
 
     /// An error at this value.
     pub(super) fn error(&self, path: &Path, text: impl Into<String>) -> Error {
-        Error { line: self.line, column: self.column, field: path.to_string(), text: text.into() }
+        Error {
+            file: None,
+            line: self.line,
+            column: self.column,
+            field: path.to_string(),
+            text: text.into(),
+        }
     }
 
     /// The value in a few words, as a message names it.
@@ -159,7 +165,13 @@ impl Node {
 impl Entry {
     /// An error at this key.
     pub(super) fn error(&self, path: &Path, text: impl Into<String>) -> Error {
-        Error { line: self.line, column: self.column, field: path.to_string(), text: text.into() }
+        Error {
+            file: None,
+            line: self.line,
+            column: self.column,
+            field: path.to_string(),
+            text: text.into(),
+        }
     }
 }
 
@@ -311,7 +323,7 @@ fn syntax(error: &serde_saphyr::Error, text: &str) -> Error {
         Yaml::ExternalMessage { msg, .. } | Yaml::Message { msg, .. } => format!("not YAML: {msg}"),
         other => format!("not YAML: {}", without_place(&other.to_string())),
     };
-    Error { line, column, field: String::new(), text: message }
+    Error { file: None, line, column, field: String::new(), text: message }
 }
 
 /// The library's text without "at line 3, column 7", which the error carries itself.
