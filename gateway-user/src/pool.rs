@@ -642,7 +642,7 @@ const ADAPTER_SLOTS: u32 = 4;
 const MOST_ADAPTER_SLOTS: u32 = 256;
 
 /// How often pods' speeds are compared.
-const SHARED_EVERY: Duration = Duration::from_secs(1);
+const SHARED_EVERY: Duration = Duration::from_millis(100);
 
 /// Scrapes in a row that must time out before a pod counts as gone: one slow answer is no outage.
 const MISSES_TO_DOWN: u32 = 3;

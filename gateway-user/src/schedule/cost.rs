@@ -185,7 +185,10 @@ pub fn cost(
         batch * (uncached * pod.speed.first.per_one() + output * pod.speed.token.per_one());
     // Nothing runs while an adapter is loaded, and another one may have to go for it.
     let loading = LOAD_HARM * batch * load(pod.adapter);
-    let cost = preset.first * (estimate.first() + loading)
+    // The fuller the cache, the likelier it is that something must go for it.
+    let usage = pod.believed(stale_after).and_then(|signals| signals.kv_usage).unwrap_or(0.0);
+    let crowding = KV_RISK * usage * usage * output * estimate.token;
+    let cost = preset.first * (estimate.first() + loading + crowding)
         + preset.token * output * estimate.token
         + preset.others * others;
     let cost = cost * (1.0 + doubt(pod.age, stale_after));
@@ -289,6 +292,9 @@ const GROWTH: f32 = 0.25;
 
 /// A KV cache without room for another request.
 const FULL: f32 = 0.9;
+
+/// How much of an answer's time a full cache is expected to cost.
+const KV_RISK: f32 = 0.02;
 
 /// Seconds to bring an adapter from the host's memory to the GPU's, and to load one from storage.
 const SWAP_IN: f32 = 0.05;

@@ -4,7 +4,7 @@
 //! anew each time from the caller's generator, so that a run can be replayed.
 
 use super::cost::Preset;
-use super::{Candidate, Demand, PodView};
+use super::{Candidate, Demand, Estimate, PodView};
 
 /// How scores lead to a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Picker {
 /// without scores.
 pub fn max_score(scores: &[f32], slack: f32, rng: &mut fastrand::Rng) -> Option<usize> {
     let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    by_lot(scores, |score| score >= highest - slack, rng)
+    by_lot(scores, |_, score| score >= highest - slack, rng)
 }
 
 /// The place of one of the scores by a lot in which each counts for itself. Where none is above 0, all
@@ -92,7 +92,8 @@ pub(super) fn cheapest(
     rng: &mut fastrand::Rng,
 ) -> Option<usize> {
     let best = candidates.iter().zip(costs).min_by(|a, b| a.1.total_cmp(b.1))?;
-    let margin = preset.margin.clamp(0.0, 1.0) * others * preset.first * best.0.estimate.first();
+    let Estimate { ahead, prefill, .. } = best.0.estimate;
+    let margin = preset.margin.clamp(0.0, 1.0) * others * preset.first * (ahead + prefill);
     let most = best.1 + margin.max(0.0) + NOISE;
     let near = |cost: f32| cost <= most;
     let is_cold = || {
@@ -102,7 +103,7 @@ pub(super) fn cheapest(
             .all(|(candidate, &cost)| !near(cost) || candidate.cached_tokens == 0)
     };
     match demand.prefix.filter(|_| is_cold()) {
-        None => by_lot(costs, near, rng),
+        None => less_busy(candidates, costs, near, rng),
         Some(prefix) => candidates
             .iter()
             .zip(costs)
@@ -115,14 +116,32 @@ pub(super) fn cheapest(
     }
 }
 
+/// Of two equal ones by lot that with less to do: the lot keeps gateways apart, and what is known still counts.
+fn less_busy(
+    candidates: &[Candidate],
+    costs: &[f32],
+    near: impl Fn(f32) -> bool,
+    rng: &mut fastrand::Rng,
+) -> Option<usize> {
+    let first = by_lot(costs, |_, cost| near(cost), rng)?;
+    let second = by_lot(costs, |place, cost| place != first && near(cost), rng);
+    let busy = |place: usize| candidates.get(place).map_or(0.0, |of| of.estimate.running);
+    Some(second.filter(|&second| busy(second) < busy(first)).unwrap_or(first))
+}
+
 /// The place of one of the scores that are `equal`, drawn evenly.
-fn by_lot(scores: &[f32], equal: impl Fn(f32) -> bool, rng: &mut fastrand::Rng) -> Option<usize> {
-    let count = scores.iter().filter(|&&score| equal(score)).count();
+fn by_lot(
+    scores: &[f32],
+    equal: impl Fn(usize, f32) -> bool,
+    rng: &mut fastrand::Rng,
+) -> Option<usize> {
+    let places = || scores.iter().enumerate().filter(|&(place, &score)| equal(place, score));
+    let count = places().count();
     if count == 0 {
         return None;
     }
     let lot = if count == 1 { 0 } else { rng.usize(..count) };
-    scores.iter().enumerate().filter(|&(_, &score)| equal(score)).nth(lot).map(|(place, _)| place)
+    places().nth(lot).map(|(place, _)| place)
 }
 
 /// A number that is spread evenly over all pairs: two rounds of multiplying and folding.
@@ -135,7 +154,7 @@ fn mixed(prefix: u64, key: u64) -> u64 {
 }
 
 /// Costs closer than this, in seconds, are equal: no estimate is that exact.
-const NOISE: f32 = 0.002;
+const NOISE: f32 = 0.004;
 
 #[cfg(test)]
 mod tests {
@@ -222,6 +241,25 @@ mod tests {
             }
             assert_eq!(seen.len(), most, "{others}");
         }
+    }
+
+    #[test]
+    fn of_equal_pods_the_less_busy_is_likelier_and_the_busiest_never_taken() {
+        let running = |running| {
+            let estimate = Estimate { running, ..Estimate::default() };
+            Candidate { estimate, ..Candidate::default() }
+        };
+        let candidates = [3.0, 0.0, 1.0, 9.0].map(running);
+        let mut rng = fastrand::Rng::with_seed(3);
+        let mut counts = [0_u32; 4];
+        for _ in 0..12_000 {
+            counts[less_busy(&candidates, &[1.0; 4], |_| true, &mut rng).unwrap()] += 1;
+        }
+        // Pairs of two different ones, all as likely: three of six have the least one in them.
+        for (count, expected) in counts.into_iter().zip([2000, 6000, 4000, 0]) {
+            assert!(count.abs_diff(expected) < 330, "{counts:?}");
+        }
+        assert_eq!(less_busy(&candidates, &[1.0; 4], |_| false, &mut rng), None);
     }
 
     #[test]
