@@ -121,6 +121,8 @@ pub struct Engine {
     step_end: Option<u64>,
     next_id: u64,
     adapter_changes: u64,
+    /// How many times as long a step takes.
+    slowness: f64,
     counters: Counters,
 }
 
@@ -148,6 +150,7 @@ impl Engine {
             step_end: None,
             next_id: 0,
             adapter_changes: 0,
+            slowness: 1.0,
             counters: Counters::default(),
         }
     }
@@ -219,7 +222,13 @@ impl Engine {
             Some(_) => self.finish(events),
             None => {}
         }
-        self.step_end = self.begin(now, events).map(|length| now + length);
+        let length = self.begin(now, events);
+        self.step_end = length.map(|length| now + (length as f64 * self.slowness) as u64);
+    }
+
+    /// Lets each step from the next one on take so many times as long as the GPU would.
+    pub fn slow_down(&mut self, times: f64) {
+        self.slowness = times.max(0.0);
     }
 
     /// Requests in the batch.
