@@ -2,8 +2,8 @@
 //! [`engine`] is a simulated model server, [`pod`] one that a test writes by hand, [`script`] one
 //! whose every byte a client can foretell by [`pattern`], [`soak`] traffic between such two,
 //! [`netns`] a network of a test's own, [`tun`] a device whose far end the test is, [`hand`] a pod there
-//! that makes its own segments, [`steering`] what is steered, [`bench`] what the benchmarks have in
-//! common.
+//! that makes its own segments, [`steering`] what is steered, [`sim`] a whole fleet in no time, [`bench`]
+//! what the benchmarks have in common.
 
 #![allow(
     clippy::expect_used,
@@ -23,6 +23,8 @@ pub mod netns;
 pub mod pattern;
 pub mod pod;
 pub mod script;
+#[path = "../sim/mod.rs"]
+pub mod sim;
 pub mod soak;
 pub mod steering;
 pub mod tun;

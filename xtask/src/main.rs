@@ -15,6 +15,7 @@ mod lint;
 mod process;
 mod setup_ebpf;
 mod shell;
+mod sim;
 mod soak;
 mod test;
 mod verify_ebpf;
@@ -44,6 +45,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Lint => lint::run(),
         Task::SetupEbpf => setup_ebpf::run(),
+        Task::Sim(options) => sim::run(&options),
         Task::Soak(options) => soak::run(&options),
         Task::Test(options) => test::run(&options),
         Task::VerifyEbpf => verify_ebpf::run(),
@@ -85,6 +87,11 @@ enum Task {
     /// Install the pinned tool chain that compiles the kernel programs.
     #[command(after_help = "Example: cargo xtask setup-ebpf")]
     SetupEbpf,
+    /// Simulate fleets, and compare who gets which request under every scheduling policy.
+    #[command(
+        after_help = "Example: cargo xtask sim --scenario a-,c- --policy round,sluice --json"
+    )]
+    Sim(sim::Options),
     /// Carry mixed traffic by relay, splice and local, and compare every byte.
     #[command(after_help = "Example: cargo xtask soak --gigabytes 10 --path local")]
     Soak(soak::Options),
