@@ -112,15 +112,26 @@ const UNIFORM: Scenario = Scenario {
     name: "e-uniform",
     fleet: &[("235b-fp8-8xh100", 4)],
     rate: 6.0,
+    seconds: 240.0,
     shape: Shape::Plain { prompt: Length::Between(768, 1_280), answer: Length::Between(192, 320) },
     slo: Slo { ttft_ms: 2_000.0, tpot_ms: 60.0 },
     ..PLAIN
 };
 
 /// Prompts and answers of a fleet that something happens to.
-const TROUBLED: Scenario = Scenario { fleet: &[("h100", 6)], rate: 40.0, ..PLAIN };
+const TROUBLED: Scenario = Scenario { fleet: &[("h100", 6)], rate: 60.0, ..PLAIN };
 
-const BURSTS: Arrivals = Arrivals::Bursts { apart: 12.0, length: 3.0, times: 6.0 };
+const BURSTS: Arrivals = Arrivals::Bursts { apart: 12.0, length: 3.0, times: 4.0 };
+
+/// Questions, and among them now and then a whole document.
+const DOCUMENTS: Shape = Shape::Plain {
+    prompt: Length::Rarely(
+        0.005,
+        &Length::LogNormal(500.0, 0.8, 8_000),
+        &Length::Between(40_000, 100_000),
+    ),
+    answer: Length::LogNormal(150.0, 0.7, 1_000),
+};
 
 /// Everything that is simulated.
 pub static SCENARIOS: &[Scenario] = &[
@@ -135,24 +146,20 @@ pub static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "b-bursts-70b",
         fleet: &[("70b-4xh100", 4)],
-        rate: 6.0,
+        rate: 7.0,
+        seconds: 240.0,
         arrivals: BURSTS,
-        shape: Shape::Plain {
-            prompt: Length::LogNormal(800.0, 1.3, 32_000),
-            answer: Length::LogNormal(200.0, 0.8, 1_500),
-        },
+        shape: DOCUMENTS,
         slo: Slo { ttft_ms: 2_000.0, tpot_ms: 100.0 },
         ..PLAIN
     },
     Scenario {
         name: "b-bursts-235b",
-        fleet: &[("235b-fp8-4xh100", 4)],
-        rate: 8.0,
+        fleet: &[("235b-fp8-8xh100", 4)],
+        rate: 5.0,
+        seconds: 240.0,
         arrivals: BURSTS,
-        shape: Shape::Plain {
-            prompt: Length::LogNormal(800.0, 1.3, 32_000),
-            answer: Length::LogNormal(200.0, 0.8, 1_500),
-        },
+        shape: DOCUMENTS,
         slo: Slo { ttft_ms: 2_000.0, tpot_ms: 100.0 },
         ..PLAIN
     },
@@ -279,7 +286,7 @@ pub static SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "g-frozen-metrics",
-        faults: &[Fault { at: 0.15, pod: 0, what: Trouble::Freezes }],
+        faults: &[Fault { at: 0.0, pod: 0, what: Trouble::Freezes }],
         ..TROUBLED
     },
     Scenario { name: "h-mixed-8b-x8", gateways: 8, ..MIXED_8B },

@@ -14,6 +14,8 @@ pub enum Length {
     Quantiles(&'static [(f64, f64)]),
     /// Whose logarithm is normal: median, deviation of the logarithm, and the longest.
     LogNormal(f64, f64, u32),
+    /// Now and then of the second distribution, with this probability; else of the first.
+    Rarely(f64, &'static Length, &'static Length),
 }
 
 impl Length {
@@ -25,6 +27,10 @@ impl Length {
             Self::Quantiles(points) => at(points, rng.f64()),
             Self::LogNormal(median, deviation, most) => {
                 (median * (deviation * normal(rng)).exp()).min(f64::from(most))
+            }
+            Self::Rarely(share, usual, rare) => {
+                let which = if rng.f64() < share { rare } else { usual };
+                return which.draw(rng);
             }
         };
         value.round().max(1.0) as u32
@@ -83,6 +89,7 @@ mod tests {
             (Length::Fixed(0), 1, 1, 1),
             (Length::Between(5, 15), 5, 10, 15),
             (Length::LogNormal(200.0, 1.0, 900), 1, 200, 900),
+            (Length::Rarely(0.1, &Length::Between(90, 110), &Length::Fixed(9_000)), 90, 101, 9_000),
         ] {
             let draws = sorted(length);
             assert!(draws[0] >= least && draws[19_999] <= most, "{length:?}");
