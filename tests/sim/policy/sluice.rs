@@ -1,52 +1,94 @@
 //! The gateway's own code: [`gateway_user::schedule`] with the profiles that it ships.
+//!
+//! A pod's GPU is not told: fleets need no labels, and what is learned must do.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use fastrand::Rng;
-use gateway_user::config::{Saturation, Weights};
-use gateway_user::schedule::{AdapterFit, NoPod, PodView, Profile, Scratch, pick};
+use gateway_user::config::Saturation;
+use gateway_user::schedule::speed::{middle, prior};
+use gateway_user::schedule::{
+    AdapterFit, Demand, Estimate, Ledger, NoPod, PodView, Policy as By, Preset, Profile, Scratch,
+    Sent, Ticket, pick,
+};
 
 use super::Policy;
+use super::index::Index;
+use crate::engine::kv::BLOCK_TOKENS;
+use crate::sim::SECOND;
 use crate::sim::gateway::{Looks, Seen};
-use crate::sim::traffic::Ask;
+use crate::sim::traffic::{Ask, KEY_TOKENS};
 
 /// A pool of the gateway, as far as it decides.
 pub(super) struct Sluice {
     profile: Profile,
+    pods: Vec<Pod>,
+    index: Index,
+    tickets: HashMap<u64, Ticket>,
+    /// Tokens of an answer, in the mean of the last ones.
+    output: f64,
+    /// What was expected of the request that was picked for last.
+    estimate: Estimate,
+    /// When priors were last set by what the whole pool has shown.
+    compared: u64,
     views: Vec<PodView>,
     scratch: Scratch,
     rng: Rng,
 }
 
+struct Pod {
+    ledger: Ledger,
+    kv_blocks: u32,
+    cached: u32,
+}
+
 impl Sluice {
     /// The profile `latency`.
     pub(super) fn latency(pods: usize, rng: Rng) -> Self {
-        let weights = Weights {
-            queue: 2,
-            kv_cache: 2,
-            running_requests: 1,
-            active_request: 2,
-            lora_affinity: 4,
-        };
-        Self::new(weights, pods, rng)
+        Self::new(Preset::LATENCY, pods, rng)
     }
 
     /// The profile `throughput`.
     pub(super) fn throughput(pods: usize, rng: Rng) -> Self {
-        let weights = Weights {
-            queue: 1,
-            kv_cache: 4,
-            running_requests: 2,
-            active_request: 1,
-            lora_affinity: 4,
-        };
-        Self::new(weights, pods, rng)
+        Self::new(Preset::THROUGHPUT, pods, rng)
     }
 
-    fn new(weights: Weights, pods: usize, rng: Rng) -> Self {
-        let saturation = Saturation { queue_depth: 128, kv_cache: 1.0, in_flight: 1024 };
-        let profile = Profile { weights, saturation, stale_after: Duration::from_secs(3) };
-        Self { profile, views: Vec::with_capacity(pods), scratch: Scratch::default(), rng }
+    fn new(preset: Preset, pods: usize, rng: Rng) -> Self {
+        let new = || Pod { ledger: Ledger::new(prior(None)), kv_blocks: 0, cached: 0 };
+        Self {
+            profile: Profile {
+                policy: By::Cost(preset),
+                saturation: Saturation { queue_depth: 128, kv_cache: 1.0, in_flight: 1024 },
+                max_wait: MAX_WAIT,
+                stale_after: Duration::from_secs(3),
+            },
+            pods: (0..pods).map(|_| new()).collect(),
+            index: Index::new(pods, KEY_TOKENS / BLOCK_TOKENS),
+            tickets: HashMap::new(),
+            output: 0.0,
+            estimate: Estimate::default(),
+            compared: 0,
+            views: Vec::with_capacity(pods),
+            scratch: Scratch::default(),
+            rng,
+        }
+    }
+
+    /// Pods of which little is known are taken for what the others have turned out to be.
+    fn compare(&mut self, now: u64) {
+        if now < self.compared + SECOND {
+            return;
+        }
+        self.compared = now;
+        let factors = middle(self.pods.iter().map(|pod| pod.ledger.learner()));
+        for pod in &mut self.pods {
+            pod.ledger.set_prior(prior(None).scaled(factors));
+        }
+    }
+
+    fn output(&self) -> u32 {
+        self.output.round() as u32
     }
 }
 
@@ -56,20 +98,81 @@ impl Policy for Sluice {
     }
 
     fn pick(&mut self, ask: &Ask, pods: &[Seen], now: u64) -> Result<usize, NoPod> {
+        self.compare(now);
         self.views.clear();
-        self.views.extend(pods.iter().map(|seen| PodView {
-            ready: seen.ready,
-            tried: seen.tried,
-            in_flight: seen.in_flight,
-            signals: seen.signals,
-            age: seen.at.map(|at| Duration::from_micros(now - at)),
-            adapter: match ask.adapter {
-                None => AdapterFit::NotNeeded,
-                Some(adapter) if seen.adapters.contains(&adapter) => AdapterFit::Active,
-                // Every pod lists them all, and loads what is asked for into a slot.
-                Some(_) => AdapterFit::Loaded,
-            },
-        }));
-        pick(&self.views, &self.profile, &mut self.rng, &mut self.scratch).map(|pick| pick.index)
+        for (at, (seen, pod)) in pods.iter().zip(&mut self.pods).enumerate() {
+            pod.cached = (self.index.matched(at, &ask.keys) * KEY_TOKENS).min(ask.prompt);
+            self.views.push(PodView {
+                key: (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                ready: seen.ready,
+                tried: seen.tried,
+                in_flight: seen.in_flight,
+                own: pod.ledger.own(time(now)),
+                signals: seen.signals,
+                age: seen.at.map(|at| time(now - at)),
+                adapter: match ask.adapter {
+                    None => AdapterFit::NotNeeded,
+                    Some(adapter) if seen.adapters.contains(&adapter) => AdapterFit::Active,
+                    // Every pod lists them all, and loads what is asked for into a slot.
+                    Some(_) => AdapterFit::Loaded,
+                },
+                cached_tokens: pod.cached,
+                kv_tokens: (pod.kv_blocks > 0).then_some(pod.kv_blocks * BLOCK_TOKENS),
+                speed: pod.ledger.speed(),
+                ..PodView::default()
+            });
+        }
+        let demand = Demand {
+            prompt_tokens: ask.prompt,
+            output_tokens: self.output(),
+            prefix: ask.keys.get(FIRST_KEYS - 1).copied(),
+        };
+        let pick = pick(&self.views, &demand, &self.profile, &mut self.rng, &mut self.scratch)?;
+        self.estimate = pick.estimate;
+        Ok(pick.index)
+    }
+
+    fn sent(&mut self, pod: usize, ask: &Ask, now: u64) {
+        let output = self.output();
+        let Pod { ledger, kv_blocks, cached } = &mut self.pods[pod];
+        let sent = Sent { prompt: ask.prompt, uncached: ask.prompt - *cached, output };
+        let ticket = ledger.dispatch(&self.estimate, sent, time(now));
+        self.tickets.insert(ask.id, ticket);
+        self.index.insert(pod, *kv_blocks, &ask.keys);
+    }
+
+    fn began(&mut self, pod: usize, ask: &Ask, now: u64) {
+        if let Some(ticket) = self.tickets.get(&ask.id) {
+            self.pods[pod].ledger.first_token(*ticket, time(now));
+        }
+    }
+
+    fn ended(&mut self, pod: usize, ask: &Ask, tokens: u32, now: u64) {
+        let Some(ticket) = self.tickets.remove(&ask.id) else { return };
+        let whole = tokens == ask.answer;
+        self.pods[pod].ledger.finish(ticket, whole.then_some(tokens), time(now));
+        if whole {
+            let keep = if self.output == 0.0 { 0.0 } else { 0.99 };
+            self.output = keep * self.output + (1.0 - keep) * f64::from(tokens);
+        }
+    }
+
+    fn looked(&mut self, pod: usize, seen: &Seen, now: u64) {
+        self.pods[pod].kv_blocks = seen.kv_blocks;
+        self.pods[pod].ledger.scraped(&seen.signals, time(now));
+    }
+
+    fn gone(&mut self, pod: usize) {
+        self.index.forget(pod);
     }
 }
+
+fn time(micros: u64) -> Duration {
+    Duration::from_micros(micros)
+}
+
+/// How long a request may be expected to wait for a pod before it is refused.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+
+/// Hashes of a prompt's beginning by which gateways agree: 256 tokens.
+const FIRST_KEYS: usize = 4;
