@@ -17,6 +17,7 @@ mod setup_ebpf;
 mod shell;
 mod sim;
 mod soak;
+mod svg;
 mod test;
 mod verify_ebpf;
 mod vm;

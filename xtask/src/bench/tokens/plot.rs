@@ -6,6 +6,7 @@ use anyhow::{Context, ensure};
 
 use super::row::Row;
 use super::{CARRIERS, LOADS};
+use crate::svg::{DARK, LIGHT, Linear, Log, TEXT, axis, circle, label, rect};
 
 /// Draws the rows.
 ///
@@ -74,15 +75,18 @@ fn svg(panels: &[Panel]) -> String {
     label(&mut text, left + 18.0, 23.0, "start", "gateway CPU, us a token");
     rect(&mut text, left + 180.0, 14.0, 12.0, PATH);
     label(&mut text, left + 198.0, 23.0, "start", "path CPU above direct");
-    circle(&mut text, right + 5.0, 19.0, true);
+    circle(&mut text, right + 5.0, 19.0, true, GATEWAY);
     label(&mut text, right + 15.0, 23.0, "start", "wire latency p50");
-    circle(&mut text, right + 150.0, 19.0, false);
+    circle(&mut text, right + 150.0, 19.0, false, GATEWAY);
     label(&mut text, right + 160.0, 23.0, "start", "p99");
 
     // One scale each for all panels, so that they can be compared.
     let lines = || panels.iter().flat_map(|panel| &panel.lines);
-    let cpu = Linear::upto(lines().map(|line| line.gateway.max(line.path)).fold(0.0, f64::max));
-    let wire = Log::around(lines().flat_map(|line| [line.p50, line.p99]));
+    let cpu = Linear::upto(
+        lines().map(|line| line.gateway.max(line.path)).fold(0.0, f64::max),
+        CPU_WIDTH,
+    );
+    let wire = Log::around(lines().flat_map(|line| [line.p50, line.p99]), WIRE_WIDTH);
     let mut top = TOP;
     for (panel, height) in panels.iter().zip(heights) {
         panel.draw(&mut text, top, &cpu, &wire);
@@ -135,101 +139,9 @@ impl Line {
             "<line x1=\"{p50:.1}\" x2=\"{p99:.1}\" y1=\"{middle:.1}\" y2=\"{middle:.1}\" \
              stroke=\"{GATEWAY}\" stroke-width=\"2\"/>"
         );
-        circle(text, p50, middle, true);
-        circle(text, p99, middle, false);
+        circle(text, p50, middle, true, GATEWAY);
+        circle(text, p99, middle, false, GATEWAY);
     }
-}
-
-/// From 0 to a round number.
-struct Linear {
-    step: f64,
-    steps: u32,
-}
-
-impl Linear {
-    fn upto(most: f64) -> Self {
-        let rough = most.max(1e-3) / 5.0;
-        let power = 10_f64.powf(rough.log10().floor());
-        let round = [1.0, 2.0, 5.0].into_iter().find(|round| round * power >= rough);
-        let step = round.unwrap_or(10.0) * power;
-        Self { step, steps: (most / step).ceil().max(1.0) as u32 }
-    }
-
-    fn at(&self, value: f64) -> f64 {
-        (value / (self.step * f64::from(self.steps))).clamp(0.0, 1.0) * CPU_WIDTH
-    }
-
-    fn ticks(&self) -> Vec<(f64, String)> {
-        let values = (0..=self.steps).map(|number| f64::from(number) * self.step);
-        values.map(|value| (value, format!("{value}"))).collect()
-    }
-}
-
-/// From a power of ten to another, of microseconds.
-struct Log {
-    low: i32,
-    high: i32,
-}
-
-impl Log {
-    fn around(values: impl Iterator<Item = f64>) -> Self {
-        let (least, most) = values.fold((f64::INFINITY, 0.0_f64), |(least, most), value| {
-            (least.min(value), most.max(value))
-        });
-        // What is no time at all has no place on the scale, and is shown at its beginning.
-        let low = least.clamp(0.1, 1e9).log10().floor() as i32;
-        Self { low, high: (most.clamp(0.1, 1e9).log10().ceil() as i32).max(low + 1) }
-    }
-
-    fn at(&self, value: f64) -> f64 {
-        let share =
-            (value.max(1e-9).log10() - f64::from(self.low)) / f64::from(self.high - self.low);
-        share.clamp(0.0, 1.0) * WIRE_WIDTH
-    }
-
-    fn ticks(&self) -> Vec<(f64, String)> {
-        let ticks = (self.low..=self.high).map(|power| {
-            let value = 10_f64.powi(power);
-            let shown = match value {
-                us if us < 1e3 => format!("{us} us"),
-                us if us < 1e6 => format!("{} ms", us / 1e3),
-                us => format!("{} s", us / 1e6),
-            };
-            (value, shown)
-        });
-        ticks.collect()
-    }
-}
-
-fn axis(text: &mut String, x: f64, top: f64, bottom: f64, shown: &str) {
-    let _ = writeln!(
-        text,
-        "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top:.1}\" y2=\"{bottom:.1}\" stroke=\"#dddddd\"/>"
-    );
-    label(text, x, bottom + 14.0, "middle", shown);
-}
-
-fn rect(text: &mut String, x: f64, y: f64, width: f64, color: &str) {
-    let _ = writeln!(
-        text,
-        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"10\" fill=\"{color}\"/>"
-    );
-}
-
-fn circle(text: &mut String, x: f64, y: f64, full: bool) {
-    let fill = if full { GATEWAY } else { "#ffffff" };
-    let _ = writeln!(
-        text,
-        "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{fill}\" stroke=\"{GATEWAY}\" \
-         stroke-width=\"2\"/>"
-    );
-}
-
-fn label(text: &mut String, x: f64, y: f64, anchor: &str, shown: &str) {
-    let _ = writeln!(
-        text,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{TEXT}\">{shown}</text>"
-    );
 }
 
 const WIDTH: f64 = 960.0;
@@ -243,43 +155,14 @@ const CPU_LEFT: f64 = 120.0;
 const CPU_WIDTH: f64 = 360.0;
 const WIRE_LEFT: f64 = 560.0;
 const WIRE_WIDTH: f64 = 360.0;
-const GATEWAY: &str = "#1b5e7a";
-const PATH: &str = "#9cc8d8";
-const TEXT: &str = "#333333";
+const GATEWAY: &str = DARK;
+const PATH: &str = LIGHT;
 
 #[cfg(test)]
 mod tests {
     use super::super::row::rows;
     use super::super::row::tests::{cell, sample};
     use super::*;
-
-    fn near(value: f64, expected: f64) -> bool {
-        (value - expected).abs() < 1e-6
-    }
-
-    #[test]
-    fn the_linear_scale_ends_at_a_round_number() {
-        for (most, end) in [(0.0, 0.0002), (0.9, 1.0), (31.0, 40.0), (50.0, 50.0), (147.0, 150.0)] {
-            let scale = Linear::upto(most);
-            let last = scale.ticks().pop().unwrap().0;
-            assert!(near(last, end), "{most}: {last}");
-            assert!(near(scale.at(last), CPU_WIDTH) && near(scale.at(last / 2.0), CPU_WIDTH / 2.0));
-            assert!(near(scale.at(0.0), 0.0) && near(scale.at(-3.0), 0.0));
-            assert!(scale.ticks().len() <= 7, "{most}");
-        }
-    }
-
-    #[test]
-    fn the_log_scale_goes_by_powers_of_ten() {
-        let scale = Log::around([5.0, 131.0, 1_195.0].into_iter());
-        let ticks: Vec<String> = scale.ticks().into_iter().map(|(_, shown)| shown).collect();
-        assert_eq!(ticks, ["1 us", "10 us", "100 us", "1 ms", "10 ms"]);
-        for (value, share) in [(1.0, 0.0), (10.0, 0.25), (100.0, 0.5), (1e4, 1.0), (1e7, 1.0)] {
-            assert!(near(scale.at(value), share * WIRE_WIDTH), "{value}");
-        }
-        assert!(near(scale.at(0.0), 0.0));
-        assert_eq!(Log::around([0.0].into_iter()).ticks().len(), 2);
-    }
 
     #[test]
     fn only_a_whole_and_valid_run_is_drawn() {
