@@ -1,12 +1,15 @@
 //! `sim`: every scenario under every policy, and how they compare.
 
+use std::fs;
 use std::num::NonZero;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use anyhow::Context;
 use clap::Parser;
 use sluice_tests::sim::policy::Name;
 use sluice_tests::sim::report::{Row, table};
@@ -31,9 +34,18 @@ struct Cli {
     /// More seeds, and every scenario at eight loads.
     #[arg(long)]
     full: bool,
+    /// So many gateways, whatever the scenario says.
+    #[arg(long)]
+    gateways: Option<u32>,
+    /// So many times the pods and the requests.
+    #[arg(long, default_value_t = 1)]
+    times: u32,
     /// Print JSON, an array of rows, and no table.
     #[arg(long)]
     json: bool,
+    /// Write the rows, as JSON, to this file too.
+    #[arg(long)]
+    rows: Option<PathBuf>,
     /// Threads [default: one for each processor].
     #[arg(long)]
     threads: Option<usize>,
@@ -70,7 +82,12 @@ fn main() -> ExitCode {
     for scenario in scenarios {
         for &load in &loads {
             for &policy in &policies {
-                let job = |seed| Job { row: rows.len(), scenario: scenario.at(load), policy, seed };
+                let wanted = Scenario {
+                    gateways: cli.gateways.unwrap_or(scenario.gateways),
+                    times: cli.times.max(1),
+                    ..scenario.at(load)
+                };
+                let job = |seed| Job { row: rows.len(), scenario: wanted, policy, seed };
                 jobs.extend((1..=seeds).map(job));
                 rows.push((scenario.name, policy, load));
             }
@@ -82,18 +99,26 @@ fn main() -> ExitCode {
         .zip(&runs)
         .map(|((scenario, policy, load), runs)| Row::of(scenario, policy, load, runs))
         .collect();
-    if !cli.json {
-        print!("{}", table(&rows));
-        return ExitCode::SUCCESS;
-    }
-    match serde_json::to_string_pretty(&rows) {
-        Ok(text) => println!("{text}"),
+    match print(&cli, &rows) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("sim: {error}");
-            return ExitCode::FAILURE;
+            eprintln!("sim: {error:#}");
+            ExitCode::FAILURE
         }
     }
-    ExitCode::SUCCESS
+}
+
+fn print(cli: &Cli, rows: &[Row]) -> anyhow::Result<()> {
+    let json = serde_json::to_string_pretty(rows)?;
+    if let Some(file) = &cli.rows {
+        fs::write(file, &json).with_context(|| format!("write {}", file.display()))?;
+    }
+    if cli.json {
+        println!("{json}");
+    } else {
+        print!("{}", table(rows));
+    }
+    Ok(())
 }
 
 fn begins(name: &str, wanted: &[String]) -> bool {

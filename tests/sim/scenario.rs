@@ -12,7 +12,9 @@ pub struct Scenario {
     pub name: &'static str,
     /// GPU profiles and how many pods have each.
     pub fleet: &'static [(&'static str, u32)],
-    /// Gateways before it.
+    /// So many times that fleet, and that rate.
+    pub times: u32,
+    /// Gateways before them.
     pub gateways: u32,
     /// Requests (of chats: conversations) a second.
     pub rate: f64,
@@ -62,12 +64,17 @@ impl Scenario {
 
     /// Pods in all.
     pub fn pods(&self) -> usize {
-        self.fleet.iter().map(|(_, count)| *count as usize).sum()
+        self.fleet.iter().map(|(_, count)| (*count * self.times) as usize).sum()
     }
 
     /// The same at another load.
     pub fn at(&self, load: f64) -> Self {
         Self { rate: self.rate * load, ..*self }
+    }
+
+    /// Requests a second for the whole fleet.
+    pub fn whole_rate(&self) -> f64 {
+        self.rate * f64::from(self.times)
     }
 }
 
@@ -75,6 +82,7 @@ impl Scenario {
 const PLAIN: Scenario = Scenario {
     name: "",
     fleet: &[("h100", 8)],
+    times: 1,
     gateways: 1,
     rate: 10.0,
     seconds: 90.0,

@@ -99,7 +99,7 @@ impl World {
             let gpu = Gpu::named(name).expect("a scenario names known GPUs");
             let gpu = Gpu { lora_load_us: scenario.lora_load_us, ..gpu.clone() };
             let limits = Limits { max_loras: scenario.max_loras, ..Limits::of(&gpu) };
-            pods.extend((0..*count).map(|_| Pod::new(&gpu, limits)));
+            pods.extend((0..*count * scenario.times).map(|_| Pod::new(&gpu, limits)));
         }
         let gateways = (0..scenario.gateways)
             .map(|_| {
@@ -109,7 +109,8 @@ impl World {
             })
             .collect();
         let kind = (scenario.shape, scenario.arrivals);
-        let traffic = Traffic::new(kind, scenario.rate, scenario.seconds, scenario.gateways, seed);
+        let traffic =
+            Traffic::new(kind, scenario.whole_rate(), scenario.seconds, scenario.gateways, seed);
         Self {
             scenario: *scenario,
             now: 0,

@@ -11,6 +11,7 @@ use crate::sim::traffic::{Arrivals, Length, Shape};
 const SMALL: Scenario = Scenario {
     name: "small",
     fleet: &[("h100", 1), ("l4", 1)],
+    times: 1,
     gateways: 1,
     rate: 6.0,
     seconds: 30.0,
@@ -99,4 +100,15 @@ fn a_slow_pod_is_slow() {
     let (well, ill) = (run(&well, Name::Random, 1), run(&ill, Name::Random, 1));
     assert!(ill.tpot_ms.p99 > 3.0 * well.tpot_ms.p99);
     assert!(ill.imbalance > well.imbalance);
+}
+
+#[test]
+fn a_thousand_pods_and_sixteen_gateways() {
+    let fleet = &[("h100", 600), ("l40s", 400)];
+    let large = Scenario { fleet, gateways: 16, rate: 2_000.0, seconds: 1.0, ..SMALL };
+    for policy in [Name::ReferenceDefault, Name::SluiceLatency] {
+        let figures = run(&large, policy, 1);
+        assert!(figures.requests > 1_500.0 && figures.rejected == 0.0, "{figures:?}");
+        assert!(figures.ttft_ms.p99 < 1_000.0, "nobody need wait: {figures:?}");
+    }
 }

@@ -2,8 +2,12 @@
 //!
 //! The simulation itself is the program `sim` (`tests/sim`).
 
+mod plot;
+
+use std::fs;
 use std::process::Command;
 
+use anyhow::Context;
 use clap::Args;
 
 use crate::shell;
@@ -26,9 +30,18 @@ pub(crate) struct Options {
     /// More seeds, and every scenario at eight loads: minutes.
     #[arg(long)]
     full: bool,
+    /// So many gateways, whatever the scenario says.
+    #[arg(long)]
+    gateways: Option<u32>,
+    /// So many times the pods and the requests.
+    #[arg(long)]
+    times: Option<u32>,
     /// Print JSON, an array of rows, and no table.
     #[arg(long)]
     json: bool,
+    /// Draw docs/images/sim-policies.svg and, of several loads, docs/images/sim-loads.svg.
+    #[arg(long)]
+    plot: bool,
 }
 
 /// Builds the simulator and runs it.
@@ -40,7 +53,24 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     // A debug build takes twenty times as long.
     cargo.args(["build", "--quiet", "--release", "-p", "sluice-tests", "--bin", "sim"]);
     shell::run(&mut cargo)?;
-    shell::run(&mut command(options))
+    let mut sim = command(options);
+    if !options.plot {
+        return shell::run(&mut sim);
+    }
+    let file = shell::target().join("sim-rows.json");
+    shell::run(sim.arg("--rows").arg(&file))?;
+    let rows = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+    let rows: Vec<plot::Row> = serde_json::from_str(&rows)?;
+    let folder = shell::root().join("docs/images");
+    fs::create_dir_all(&folder)?;
+    let pictures =
+        [("sim-policies.svg", Some(plot::policies(&rows))), ("sim-loads.svg", plot::loads(&rows))];
+    for (name, picture) in pictures {
+        let Some(picture) = picture else { continue };
+        fs::write(folder.join(name), picture)?;
+        shell::progress(format_args!("drew docs/images/{name}"));
+    }
+    Ok(())
 }
 
 fn command(options: &Options) -> Command {
@@ -53,8 +83,15 @@ fn command(options: &Options) -> Command {
             sim.arg(name).arg(values.join(","));
         }
     }
-    if let Some(seeds) = options.seeds {
-        sim.arg("--seeds").arg(seeds.to_string());
+    let counts = [
+        ("--seeds", options.seeds),
+        ("--gateways", options.gateways.map(u64::from)),
+        ("--times", options.times.map(u64::from)),
+    ];
+    for (name, count) in counts {
+        if let Some(count) = count {
+            sim.arg(name).arg(count.to_string());
+        }
     }
     sim.args(options.full.then_some("--full")).args(options.json.then_some("--json"));
     sim
@@ -72,9 +109,12 @@ mod tests {
             seeds: Some(3),
             loads: vec![0.5, 1.0],
             full: true,
+            gateways: None,
+            times: Some(4),
             json: false,
+            plot: true,
         };
         let line = shell::line(&command(&options));
-        assert_eq!(line, "sim --scenario a,b --loads 0.5,1 --seeds 3 --full");
+        assert_eq!(line, "sim --scenario a,b --loads 0.5,1 --seeds 3 --times 4 --full");
     }
 }
