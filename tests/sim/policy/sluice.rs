@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gateway_user::config::Saturation;
-use gateway_user::schedule::speed::{middle, prior};
+use gateway_user::schedule::ledger::share;
+use gateway_user::schedule::speed::prior;
 use gateway_user::schedule::{
     AdapterFit, Demand, Estimate, Ledger, NoPod, PodView, Policy as By, Preset, Profile, Scratch,
     Sent, Ticket, pick,
@@ -81,10 +82,7 @@ impl Sluice {
             return;
         }
         self.compared = now;
-        let factors = middle(self.pods.iter().map(|pod| pod.ledger.learner()));
-        for pod in &mut self.pods {
-            pod.ledger.set_prior(prior(None).scaled(factors));
-        }
+        share(self.pods.iter_mut().map(|pod| (None, &mut pod.ledger)));
     }
 
     fn output(&self) -> u32 {
