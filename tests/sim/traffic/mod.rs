@@ -95,6 +95,8 @@ pub struct Ask {
     /// Which gateway it comes to, of as many as there are.
     pub gateway: u32,
     pub(in crate::sim) chat: Option<Box<Chat>>,
+    /// The lots of a client who will ask again.
+    pub(in crate::sim) client: Option<Box<Rng>>,
 }
 
 /// Tokens that a gateway hashes together.
@@ -114,7 +116,9 @@ pub(in crate::sim) struct Chat {
 pub struct Traffic {
     shape: Shape,
     gateways: u32,
+    arrivals: Arrivals,
     clock: Clock,
+    bursts: Vec<(f64, f64)>,
     end: f64,
     rng: Rng,
     /// Weights of adapters, summed up.
@@ -124,7 +128,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// `rate` requests (or conversations) a second for `seconds`, to so many gateways.
+    /// `rate` requests (or conversations) a second, or so many clients, for `seconds`, to so many gateways.
     pub fn new(
         (shape, arrivals): (Shape, Arrivals),
         rate: f64,
@@ -141,12 +145,15 @@ impl Traffic {
                 .collect(),
             _ => Vec::new(),
         };
+        let mut rng = Rng::with_seed(seed);
         Self {
             shape,
             gateways,
+            arrivals,
             clock: Clock::new(arrivals, rate),
+            bursts: arrivals::bursts(arrivals, seconds, &mut rng),
             end: seconds,
-            rng: Rng::with_seed(seed),
+            rng,
             adapters,
             earlier: Vec::new(),
         }
@@ -154,6 +161,14 @@ impl Traffic {
 
     /// What follows on an answer that was complete at `now`.
     pub fn after(&self, ask: &mut Ask, now: u64) -> Option<(u64, Ask)> {
+        if let (Some(mut rng), Shape::Plain { prompt, answer }) = (ask.client.take(), self.shape) {
+            let seconds = now as f64 / SECOND as f64;
+            let at = arrivals::again(self.arrivals, &self.bursts, seconds, &mut rng);
+            let mut ask = Ask::alone(prompt, answer, &mut rng);
+            ask.gateway = rng.u32(..self.gateways.max(1));
+            ask.client = Some(rng);
+            return Some(((at * SECOND as f64) as u64, ask));
+        }
         let mut chat = ask.chat.take()?;
         chat.turns = chat.turns.checked_sub(1)?;
         let Shape::Chat { question, pause, .. } = self.shape else { return None };
@@ -168,8 +183,9 @@ impl Traffic {
         let rng = &mut self.rng;
         match self.shape {
             Shape::Plain { prompt, answer } => {
-                let (prompt, answer) = (prompt.draw(rng), answer.draw(rng));
-                Ask::of(&[(own, prompt + answer)], prompt, answer, None)
+                let asks_again = matches!(self.arrivals, Arrivals::Clients { .. });
+                let client = asks_again.then(|| Box::new(Rng::with_seed(own)));
+                Ask { client, ..Ask::alone(prompt, answer, rng) }
             }
             Shape::Groups { groups, shared, own: length, answer } => {
                 let group = u64::from(rng.u32(..groups));
@@ -245,6 +261,12 @@ impl Iterator for Traffic {
 }
 
 impl Ask {
+    /// A request that shares nothing.
+    fn alone(prompt: Length, answer: Length, rng: &mut Rng) -> Self {
+        let (own, prompt, answer) = (rng.u64(..), prompt.draw(rng), answer.draw(rng));
+        Self::of(&[(own, prompt + answer)], prompt, answer, None)
+    }
+
     /// A request whose prompt and answer are these stretches of text, each up to where it says.
     fn of(text: &[(u64, u32)], prompt: u32, answer: u32, adapter: Option<u32>) -> Self {
         let (mut blocks, mut chain) = (Vec::new(), 0);
