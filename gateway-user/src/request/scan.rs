@@ -18,12 +18,12 @@
 
 mod fault;
 mod number;
+mod parts;
 mod text;
-
-use std::ops::Range;
 
 pub use fault::Fault;
 use number::Number;
+pub use parts::{Part, Parts};
 use text::Text;
 pub(super) use text::model_name;
 
@@ -36,8 +36,8 @@ pub struct Fields {
     pub stream: bool,
     /// `stream_options.include_usage`, when it is `true` or `false`.
     pub include_usage: Option<bool>,
-    /// Where in the body, in bytes, the value of `messages`, `prompt` or `input` stands; of the last of them.
-    pub prompt: Option<Range<u64>>,
+    /// Where in the body the parts of the prompt stand.
+    pub prompt: Parts,
     /// The most tokens to generate: `max_completion_tokens`, else `max_output_tokens`, else `max_tokens`,
     /// when it is a whole number.
     pub max_tokens: Option<u64>,
@@ -64,8 +64,8 @@ pub struct Scanner {
     number: Number,
     /// The word being read, and how many of its bytes have been seen.
     word: (Word, usize),
-    /// Where the prompt's value began, while it is being read.
-    prompt_start: Option<u64>,
+    /// A part of the prompt and where its value began, while it is being read.
+    part: Option<(Part, u64)>,
     /// `max_tokens`, `max_output_tokens`, `max_completion_tokens`.
     max_tokens: [Option<u64>; 3],
     found: Fields,
@@ -86,7 +86,7 @@ impl Scanner {
             text: Text::default(),
             number: Number::default(),
             word: (Word::Null, 0),
-            prompt_start: None,
+            part: None,
             max_tokens: [None; 3],
             found: Fields::default(),
             fault: None,
@@ -249,7 +249,7 @@ impl Scanner {
             Slot::Model if !matches!(byte, b'"' | b'n') => return Err(Fault::ModelNotString),
             Slot::Stream => self.found.stream = false,
             Slot::StreamOptions | Slot::IncludeUsage => self.found.include_usage = None,
-            Slot::Prompt => self.prompt_start = Some(self.offset(at)),
+            Slot::Part(part) => self.part = Some((part, self.offset(at))),
             Slot::MaxTokens(name) => self.keep_max_tokens(name, None),
             Slot::Priority => self.found.priority = None,
             Slot::Model | Slot::Other => {}
@@ -283,8 +283,9 @@ impl Scanner {
         self.state = if self.depth == 0 { State::End } else { State::After };
         if self.depth == 1 {
             self.options = false;
-            if let Some(start) = self.prompt_start.take() {
-                self.found.prompt = Some(start..self.offset(end));
+            if let Some((part, start)) = self.part.take() {
+                let end = self.offset(end);
+                self.found.prompt.set(part, start..end);
             }
         }
     }
@@ -399,8 +400,8 @@ enum Slot {
     MaxTokens(usize),
     Model,
     Other,
+    Part(Part),
     Priority,
-    Prompt,
     Stream,
     StreamOptions,
 }
@@ -409,7 +410,6 @@ fn slot(name: &[u8], options: bool) -> Slot {
     match (options, name) {
         (true, b"include_usage") => Slot::IncludeUsage,
         (true, _) => Slot::Other,
-        (false, b"input" | b"messages" | b"prompt") => Slot::Prompt,
         (false, b"max_tokens") => Slot::MaxTokens(0),
         (false, b"max_output_tokens") => Slot::MaxTokens(1),
         (false, b"max_completion_tokens") => Slot::MaxTokens(2),
@@ -417,7 +417,7 @@ fn slot(name: &[u8], options: bool) -> Slot {
         (false, b"priority") => Slot::Priority,
         (false, b"stream") => Slot::Stream,
         (false, b"stream_options") => Slot::StreamOptions,
-        (false, _) => Slot::Other,
+        (false, name) => parts::part(name).map_or(Slot::Other, Slot::Part),
     }
 }
 
@@ -445,7 +445,7 @@ pub const MAX_DEPTH: u32 = u128::BITS;
 /// Longest model name in bytes, escapes resolved. Names are at times paths.
 pub const MAX_MODEL: usize = 1024;
 
-/// The longest of the names in [`slot`].
+/// The longest of the names in [`slot`] and [`parts`].
 const LONGEST_NAME: usize = "max_completion_tokens".len();
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //! does, but for the documented differences.
 #![no_main]
 
-use gateway_user::request::scan::{Fault, Fields, Scanner};
+use gateway_user::request::scan::{Fault, Fields, Part, Scanner};
+use gateway_user::schedule::prefix::{Prompt, Scope, Secret};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -23,11 +24,21 @@ fuzz_target!(|input: (u16, &[u8])| {
             let options = object.get("stream_options");
             let usage = options.and_then(|options| options.get("include_usage")?.as_bool());
             assert_eq!(fields.include_usage, usage);
-            let prompt = fields.prompt.map(|place| &body[place.start as usize..place.end as usize]);
-            let prompt = prompt.map(|text| serde_json::from_slice::<Value>(text).unwrap());
-            let known = ["messages", "prompt", "input"].map(|name| object.get(name));
-            assert_eq!(prompt.is_some(), known.iter().any(Option::is_some));
-            assert!(prompt.is_none() || known.contains(&prompt.as_ref()));
+            let parts = [
+                ("input", Part::Input),
+                ("messages", Part::Messages),
+                ("prompt", Part::Prompt),
+                ("tools", Part::Tools),
+            ];
+            for (name, part) in parts {
+                let place = fields.prompt.get(part);
+                let text = place.map(|place| &body[place.start as usize..place.end as usize]);
+                let value = text.map(|text| serde_json::from_slice::<Value>(text).unwrap());
+                assert_eq!(value.as_ref(), object.get(name));
+            }
+            let scope = Scope { model: "model", adapter: None, block_tokens: 1 };
+            let prompt = Prompt::read(body, &fields.prompt, &scope, &Secret::from_seed(0));
+            assert_eq!(prompt, Prompt::read(body, &fields.prompt, &scope, &Secret::from_seed(0)));
         }
         (Ok(Value::Object(_)), Err(fault)) => assert_eq!(fault.param(), Some("model")),
         (Ok(_), found) => assert_eq!(found, Err(Fault::NotObject)),

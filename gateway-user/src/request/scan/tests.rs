@@ -39,9 +39,10 @@ fn all_fields() {
         "stream": true, "stream_options": {"include_usage": true, "x": {"y": []}},
         "max_tokens": 7, "priority": -3, "tools": [{"model": "other"}], "n": 1.5e-3 } "#;
     let fields = whole(body).unwrap();
-    let prompt = fields.prompt.clone().unwrap();
+    let prompt = fields.prompt.clone();
+    let messages = prompt.get(Part::Messages).unwrap();
     assert_eq!(
-        &body[prompt.start as usize..prompt.end as usize],
+        &body[messages.start as usize..messages.end as usize],
         r#"[{"role": "user", "content": "hi"}]"#
     );
     assert_eq!(
@@ -50,7 +51,7 @@ fn all_fields() {
             model: Some("org/name".into()),
             stream: true,
             include_usage: Some(true),
-            prompt: Some(prompt),
+            prompt,
             max_tokens: Some(7),
             priority: Some(-3),
         }
@@ -143,10 +144,12 @@ fn of_other_fields_the_last_counts() {
     assert_eq!(usage(r#"{"include_usage":true},"stream_options":null"#), None);
     assert_eq!(usage(r#"{},"x":{"include_usage":true},"include_usage":true"#), None);
 
-    assert_eq!(read(r#"{"prompt":"a","input":"b"}"#).prompt, Some(22..25));
-    assert_eq!(read(r#"{"input": [1, 2] }"#).prompt, Some(10..16));
-    assert_eq!(read(r#"{"input":12}"#).prompt, Some(9..11));
-    assert_eq!(read(r#"{"input":null}"#).prompt, Some(9..13));
+    let place = |body: &str, part| read(body).prompt.get(part);
+    assert_eq!(place(r#"{"prompt":"a","prompt":"b"}"#, Part::Prompt), Some(23..26));
+    assert_eq!(place(r#"{"input": [1, 2] }"#, Part::Input), Some(10..16));
+    assert_eq!(place(r#"{"input":12}"#, Part::Input), Some(9..11));
+    assert_eq!(place(r#"{"input":null}"#, Part::Input), Some(9..13));
+    assert_eq!(place(r#"{"x":{"input":1},"tools":[{"input":1}]}"#, Part::Input), None);
 }
 
 #[test]
@@ -258,6 +261,20 @@ fn differs_from_serde_json_where_documented() {
 }
 
 #[test]
+fn parts_of_the_prompt() {
+    for (name, part) in PARTS {
+        let body = format!(r#"{{"a{name}":1, "{name}": {{"{name}":[2]}}, "{name}s_":3}}"#);
+        let found = whole(&body).unwrap().prompt;
+        let place = found.get(part).unwrap_or_else(|| panic!("{body}"));
+        let value = format!(r#"{{"{name}":[2]}}"#);
+        assert_eq!(body[place.start as usize..place.end as usize], value);
+        let mut only = Parts::default();
+        only.set(part, place);
+        assert_eq!(found, only, "{body}");
+    }
+}
+
+#[test]
 fn nesting_is_bounded() {
     let nested = |depth: usize| {
         let (open, close) = ("[{\"a\":".repeat(depth / 2), "}]".repeat(depth / 2));
@@ -277,7 +294,7 @@ fn model_behind_megabytes() {
     assert!(body.len() > 10_000_000);
     let fields = scan(body.as_bytes().chunks(16 * 1024)).unwrap();
     assert_eq!(fields.model.as_deref(), Some("late"));
-    assert_eq!(fields.prompt, Some(12..body.len() as u64 - 16));
+    assert_eq!(fields.prompt.get(Part::Messages), Some(12..body.len() as u64 - 16));
 }
 
 #[test]
@@ -327,6 +344,7 @@ fn blank() -> impl Strategy<Value = String> {
 fn body() -> impl Strategy<Value = String> {
     let name = select(
         &[
+            "cache_salt",
             "include_usage",
             "input",
             "m\\u0061x_tokens",
@@ -341,6 +359,7 @@ fn body() -> impl Strategy<Value = String> {
             "priority",
             "stream",
             "stream_options",
+            "tools",
             "user",
         ][..],
     );
@@ -431,11 +450,28 @@ impl Pairs {
         Ok(fields)
     }
 
-    fn prompt(&self) -> Option<&Value> {
-        let prompts = ["messages", "prompt", "input"];
-        self.0.iter().rfind(|(name, _)| prompts.contains(&name.as_str())).map(|(_, value)| value)
+    fn last(&self, name: &str) -> Option<&Value> {
+        self.0.iter().rfind(|(other, _)| other == name).map(|(_, value)| value)
     }
 }
+
+const PARTS: [(&str, Part); 15] = [
+    ("cache_salt", Part::CacheSalt),
+    ("chat_template", Part::ChatTemplate),
+    ("documents", Part::Documents),
+    ("extra_key", Part::ExtraKey),
+    ("functions", Part::Functions),
+    ("image_data", Part::ImageData),
+    ("input", Part::Input),
+    ("input_ids", Part::InputIds),
+    ("inputs", Part::Inputs),
+    ("instructions", Part::Instructions),
+    ("messages", Part::Messages),
+    ("prompt", Part::Prompt),
+    ("system", Part::System),
+    ("text", Part::Text),
+    ("tools", Part::Tools),
+];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
@@ -469,18 +505,20 @@ proptest! {
             }
         };
         let expected = pairs.fields();
-        let prompt = found.as_ref().ok().and_then(|fields| fields.prompt.clone());
-        let found = found.map(|fields| Fields { prompt: None, ..fields });
+        let prompt = found.as_ref().map(|fields| fields.prompt.clone()).unwrap_or_default();
+        let found = found.map(|fields| Fields { prompt: Parts::default(), ..fields });
         // serde_json makes a float of -0.
         if !text.contains("-0") {
             prop_assert_eq!(&found, &expected, "{}", text);
         }
         prop_assert_eq!(found.is_ok(), expected.is_ok(), "{}", text);
         if found.is_ok() {
-            let prompt = prompt.map(|Range { start, end }| &body[start as usize..end as usize]);
-            let value = prompt.map(|bytes| serde_json::from_slice::<Value>(bytes).unwrap());
-            prop_assert_eq!(value.as_ref(), pairs.prompt(), "{}", text);
-            prop_assert_eq!(prompt.map(<[u8]>::trim_ascii), prompt, "{}", text);
+            for (name, part) in PARTS {
+                let bytes = prompt.get(part).map(|place| &body[place.start as usize..place.end as usize]);
+                let value = bytes.map(|bytes| serde_json::from_slice::<Value>(bytes).unwrap());
+                prop_assert_eq!(value.as_ref(), pairs.last(name), "{} of {}", name, text);
+                prop_assert_eq!(bytes.map(<[u8]>::trim_ascii), bytes, "{} of {}", name, text);
+            }
         }
     }
 
