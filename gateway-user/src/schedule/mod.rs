@@ -23,6 +23,7 @@ pub mod drain;
 pub mod filter;
 pub mod ledger;
 pub mod picker;
+pub mod prefix;
 pub mod scorers;
 pub mod speed;
 pub mod view;
