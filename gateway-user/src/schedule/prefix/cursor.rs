@@ -209,8 +209,11 @@ fn text_end(bytes: &[u8], mut at: usize) -> usize {
 
 /// The UTF-16 code unit of four hex digits.
 fn unit(digits: &[u8]) -> u16 {
-    let digit = |byte: &u8| char::from(*byte).to_digit(16).unwrap_or_default() as u16;
-    digits.iter().take(4).fold(0, |unit, byte| unit << 4 | digit(byte))
+    let digits = u32::from_be_bytes(digits.first_chunk().copied().unwrap_or_default());
+    // Of a letter the lower half is 9 less than what it stands for.
+    let values = (digits & 0x0f0f_0f0f) + 9 * (digits >> 6 & 0x0101_0101);
+    let pairs = (values | values >> 4) & 0x00ff_00ff;
+    (pairs | pairs >> 8) as u16
 }
 
 /// The whole number in front, and how many digits it has.
@@ -288,6 +291,10 @@ mod tests {
         assert_eq!(
             text(r#""\u0041\u00e9\u20AC\ud83D\uDE00""#),
             "A\u{e9}\u{20ac}\u{1f600}".as_bytes()
+        );
+        assert_eq!(
+            text(r#""\uaBcD\u2345\u6789\uC9f0""#),
+            "\u{abcd}\u{2345}\u{6789}\u{c9f0}".as_bytes()
         );
         // Halves of characters are something, and the same each time.
         for half in [r#""\ud800""#, r#""\udc00""#, r#""\ud800\n""#, r#""\ud800\u0041""#] {
