@@ -205,6 +205,7 @@ impl Pool {
         let at = self.since_epoch(now);
         let mut inner = self.inner.lock();
         self.placed.fetch_add(1, Ordering::Relaxed);
+        inner.share(at);
         let Inner { pods, views, scratch, rng, .. } = &mut *inner;
         // Metrics that take too long do not prove a pod dead: servers have been seen to answer requests and
         // nothing else while they are overloaded. Before all are sent away, those are tried.
@@ -343,7 +344,6 @@ impl Pool {
     pub fn observed(&self, id: PodId, reading: Reading, now: Instant) -> bool {
         let same_port = self.source.port.is_none();
         let at = self.since_epoch(now);
-        self.share(at);
         self.update(id, |entry| {
             entry.pod.ledger.lock().scraped(&reading.signals, at);
             entry.signals = reading.signals;
@@ -475,21 +475,6 @@ impl Pool {
         });
     }
 
-    /// Makes what is known of each pod the others' prior, now and then.
-    fn share(&self, at: Duration) {
-        let mut inner = self.inner.lock();
-        if at < inner.shared + SHARED_EVERY {
-            return;
-        }
-        inner.shared = at;
-        let mut ledgers: Vec<_> = inner
-            .pods
-            .iter()
-            .map(|entry| (entry.pod.gpu.as_deref(), entry.pod.ledger.lock()))
-            .collect();
-        ledger::share(ledgers.iter_mut().map(|(gpu, ledger)| (*gpu, &mut **ledger)));
-    }
-
     fn since_epoch(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.epoch)
     }
@@ -498,6 +483,25 @@ impl Pool {
         let mut inner = self.inner.lock();
         // A pod that has left the pool may still report; there is nothing left to change then.
         inner.pods.iter_mut().find(|entry| entry.pod.id == id).is_some_and(change)
+    }
+}
+
+impl Inner {
+    /// Makes what is known of each pod the others' prior, now and then: soon, as a pod that has shown to be
+    /// faster than was thought would else get all requests until the others have shown it as well.
+    fn share(&mut self, at: Duration) {
+        let every =
+            SHARED_EVERY * (1 + u32::try_from(self.pods.len() / 16).unwrap_or(u32::MAX / 2));
+        if at < self.shared + every {
+            return;
+        }
+        self.shared = at;
+        let mut ledgers: Vec<_> = self
+            .pods
+            .iter()
+            .map(|entry| (entry.pod.gpu.as_deref(), entry.pod.ledger.lock()))
+            .collect();
+        ledger::share(ledgers.iter_mut().map(|(gpu, ledger)| (*gpu, &mut **ledger)));
     }
 }
 
@@ -641,8 +645,8 @@ fn left_out(tier: Tier) -> Option<String> {
 const ADAPTER_SLOTS: u32 = 4;
 const MOST_ADAPTER_SLOTS: u32 = 256;
 
-/// How often pods' speeds are compared.
-const SHARED_EVERY: Duration = Duration::from_millis(100);
+/// How often pods' speeds are compared, for each 16 pods of a pool: that costs about a microsecond a pod.
+const SHARED_EVERY: Duration = Duration::from_millis(10);
 
 /// Scrapes in a row that must time out before a pod counts as gone: one slow answer is no outage.
 const MISSES_TO_DOWN: u32 = 3;

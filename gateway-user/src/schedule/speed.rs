@@ -146,6 +146,7 @@ pub fn share<'a>(pods: &mut [(Option<&'a str>, &mut Learner)]) {
             first: first.line(prior.first, FAR_WORK, first.last),
             token: token.line(prior.token, FAR_RUNNING, token.last),
         };
+        learner.refresh(first.last.max(token.last));
     }
 }
 
