@@ -58,6 +58,8 @@ pub struct Fleet {
     share: f32,
     /// Prompt tokens that a waiting request of another gateway has left to compute.
     prompt: f32,
+    /// Requests that run or wait at the busiest of those that told.
+    most: f32,
 }
 
 impl Preset {
@@ -93,7 +95,7 @@ impl Estimate {
 impl Fleet {
     /// Reads what the pods show together.
     pub fn read(pods: &[PodView], demand: &Demand, stale_after: Duration) -> Self {
-        let (mut told, mut own) = (0.0, 0.0);
+        let (mut told, mut own, mut most) = (0.0, 0.0, 0.0_f32);
         let (mut pending, mut tokens) = (0.0, 0.0);
         for pod in pods {
             pending += pod.own.pending as f32;
@@ -101,7 +103,9 @@ impl Fleet {
             // Without allocation, and cheap: signals only of pods that told what they run.
             if let Some(Signals { running: Some(running), waiting, .. }) = pod.believed(stale_after)
             {
-                told += running as f32 + waiting.unwrap_or(0) as f32;
+                let busy = running as f32 + waiting.unwrap_or(0) as f32;
+                told += busy;
+                most = most.max(busy + 1.0);
                 own += shown(pod);
             }
         }
@@ -109,6 +113,7 @@ impl Fleet {
         Self {
             share: ((told + FEW) / (own + FEW)).clamp(1.0, MOST_GATEWAYS),
             prompt: typical / (pending + FEW),
+            most,
         }
     }
 }
@@ -127,6 +132,8 @@ pub fn estimate(
     demand: &Demand,
     fleet: &Fleet,
 ) -> Estimate {
+    // Of a pod that is there and says neither, no less is assumed than of any other.
+    let is_silent = signals.is_some_and(|of| of.running.is_none() && of.waiting.is_none());
     let signals = signals.copied().unwrap_or_default();
     let since = pod.own.since_scrape;
     let prompt = typical_prompt(demand);
@@ -134,7 +141,7 @@ pub fn estimate(
     let uncached = (prompt - pod.cached_tokens as f32).max(1.0);
     let first = pod.speed.first;
 
-    let told_running = signals.running.unwrap_or(0) as f32;
+    let told_running = if is_silent { fleet.most } else { signals.running.unwrap_or(0) as f32 };
     let told_waiting = signals.waiting.unwrap_or(0) as f32;
     let told = told_running + told_waiting;
     // Others' load does not double between two scrapes; a wrong guess must not make a pod look full.
@@ -322,7 +329,7 @@ mod tests {
     const DEMAND: Demand = Demand { prompt_tokens: 500, output_tokens: 100, prefix: None };
 
     fn of(pod: &PodView) -> Estimate {
-        let fleet = Fleet { share: 1.0, prompt: 200.0 };
+        let fleet = Fleet { share: 1.0, prompt: 200.0, most: 0.0 };
         estimate(pod, Some(&pod.signals), &DEMAND, &fleet)
     }
 
@@ -365,7 +372,7 @@ mod tests {
         pod.own.since_scrape = Since { sent: 3, tokens: 1800, finished: 2 };
         assert_eq!(of(&pod).running, 11.0);
         // Each stands for all gateways', but only for as much as was there.
-        let fleet = Fleet { share: 4.0, prompt: 200.0 };
+        let fleet = Fleet { share: 4.0, prompt: 200.0, most: 0.0 };
         let running = |pod: &PodView| estimate(pod, Some(&pod.signals), &DEMAND, &fleet).running;
         assert_eq!(running(&pod), 10.0 + 3.0 + 9.0 - 8.0);
         pod.own.since_scrape = Since { sent: 30, tokens: 18_000, finished: 0 };
@@ -373,6 +380,25 @@ mod tests {
         // And never less than our own.
         pod.in_flight = 100;
         assert_eq!(running(&pod), 100.0);
+    }
+
+    // Field report 55.
+    #[test]
+    fn a_pod_that_says_nothing_is_taken_for_the_busiest() {
+        let mut silent = pod();
+        silent.signals = Signals::default();
+        let busy = |running| {
+            let signals =
+                Signals { running: Some(running), waiting: Some(2), ..Signals::default() };
+            PodView { signals, ..pod() }
+        };
+        for (others, expected) in
+            [(vec![], 0.0), (vec![busy(0)], 3.0), (vec![busy(5), busy(1)], 8.0)]
+        {
+            let fleet = Fleet::read(&others, &DEMAND, Duration::from_secs(3));
+            let running = estimate(&silent, Some(&silent.signals), &DEMAND, &fleet).running;
+            assert_eq!(running, expected);
+        }
     }
 
     #[test]
