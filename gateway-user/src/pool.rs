@@ -646,7 +646,7 @@ const ADAPTER_SLOTS: u32 = 4;
 const MOST_ADAPTER_SLOTS: u32 = 256;
 
 /// How often pods' speeds are compared, for each 16 pods of a pool: that costs about a microsecond a pod.
-const SHARED_EVERY: Duration = Duration::from_millis(10);
+const SHARED_EVERY: Duration = Duration::from_millis(2);
 
 /// Scrapes in a row that must time out before a pod counts as gone: one slow answer is no outage.
 const MISSES_TO_DOWN: u32 = 3;

@@ -334,3 +334,30 @@ fn a_pod_that_left_the_pool_may_still_report() {
     pool.served(other, now);
     assert!(ready(&pool, 0, now));
 }
+
+#[test]
+fn one_fast_answer_does_not_draw_requests_to_a_busier_pod() {
+    let pool = pool(2, "");
+    let mut now = Instant::now();
+    let busy =
+        Signals { kv_usage: Some(0.5), waiting: Some(4), running: Some(4), ..idle().signals };
+    let scrape = |now| {
+        pool.observed(id(&pool, 0), idle(), now);
+        pool.observed(id(&pool, 1), Reading { signals: busy, ..idle() }, now);
+    };
+    scrape(now);
+    let ask = Ask { prompt_bytes: 100, stream: true, ..Ask::default() };
+    for _ in 0..20 {
+        let place = pool.reserve(ask, now).unwrap();
+        assert_eq!(place.pod.id, id(&pool, 0));
+        // It fails there, and is answered at once by the other.
+        let tried = [place.pod.id];
+        let other = pool.reserve(Ask { tried: &tried, ..ask }, now).unwrap();
+        drop(place);
+        other.began(now + MS);
+        let last_received = Some(now + MS);
+        other.end(Answered { prompt_tokens: None, output_tokens: Some(1), last_received });
+        now += 4 * MS;
+        scrape(now);
+    }
+}
