@@ -131,7 +131,8 @@ fn read_and_match(bencher: Bencher<'_, '_>, shape: Shape, tokens: usize) {
 #[divan::bench(args = [128, 15_625])]
 fn matched(bencher: Bencher<'_, '_>, blocks: usize) {
     let mut random = fastrand::Rng::with_seed(9);
-    let prompt = Prompt { blocks: (0..blocks).map(|_| random.u64(..)).collect(), tokens: 0 };
+    let prompt =
+        Prompt { blocks: (0..blocks).map(|_| random.u64(..)).collect(), ..Prompt::default() };
     let (index, _slots) = filled(&prompt);
     let mut matches = Matches::default();
     bencher.bench_local(|| {
@@ -182,7 +183,7 @@ fn insert_again(bencher: Bencher<'_, '_>, blocks: usize) {
 #[divan::bench(threads = [1, 2])]
 fn workers(bencher: Bencher<'_, '_>) {
     let mut random = fastrand::Rng::with_seed(9);
-    let prompt = Prompt { blocks: (0..128).map(|_| random.u64(..)).collect(), tokens: 0 };
+    let prompt = Prompt { blocks: (0..128).map(|_| random.u64(..)).collect(), ..Prompt::default() };
     let (index, slots) = filled(&prompt);
     bencher.with_inputs(|| (Matches::default(), fastrand::u64(..))).bench_refs(
         |(matches, place)| {

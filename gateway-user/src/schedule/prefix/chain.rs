@@ -60,15 +60,24 @@ pub(super) struct Chain<'a> {
     hashes: Vec<u64>,
     /// Bytes in blocks that are done.
     done: u64,
+    /// A hash of the first blocks without the secret, and how many bytes are to go into it yet.
+    head: (u64, usize),
 }
 
 impl<'a> Chain<'a> {
-    /// A prompt in blocks of `block_bytes`, whose first hash builds on `seed`.
-    pub(super) fn new(secret: &'a Secret, block_bytes: usize, seed: u64) -> Self {
+    /// A prompt in blocks of `block_bytes` in the scope that `scope` spells out. Its head is `head_bytes` long, and at
+    /// least a block.
+    pub(super) fn new(
+        secret: &'a Secret,
+        block_bytes: usize,
+        head_bytes: usize,
+        scope: &[u8],
+    ) -> Self {
         let full = HASH + block_bytes.max(1);
         let mut buffer = Vec::with_capacity(full);
-        buffer.extend_from_slice(&seed.to_le_bytes());
-        Self { secret, buffer, full, hashes: Vec::new(), done: 0 }
+        buffer.extend_from_slice(&secret.hash(scope).to_le_bytes());
+        let head = (Hasher::oneshot(scope), head_bytes.max(1));
+        Self { secret, buffer, full, hashes: Vec::new(), done: 0, head }
     }
 
     /// The next bytes of the prompt.
@@ -102,6 +111,11 @@ impl<'a> Chain<'a> {
         self.done + self.buffer.len().saturating_sub(HASH) as u64
     }
 
+    /// The hash of the head, if there is a whole block: every process has the same.
+    pub(super) fn head(&self) -> Option<u64> {
+        (!self.hashes.is_empty()).then_some(self.head.0)
+    }
+
     /// The hashes of all whole blocks.
     pub(super) fn finish(self) -> Vec<u64> {
         self.hashes
@@ -116,6 +130,12 @@ impl<'a> Chain<'a> {
             self.buffer.extend_from_slice(front);
             let hash = self.secret.hash(&self.buffer);
             self.hashes.push(hash);
+            let (head, left) = self.head;
+            if left > 0 {
+                let content = self.buffer.get(HASH..).unwrap_or_default();
+                let head = Hasher::oneshot_with_seed(head, content);
+                self.head = (head, left.saturating_sub(content.len()));
+            }
             self.done += (self.full - HASH) as u64;
             self.buffer.clear();
             self.buffer.extend_from_slice(&hash.to_le_bytes());

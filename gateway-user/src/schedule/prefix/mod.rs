@@ -19,7 +19,7 @@ mod table;
 pub use chain::{MAX_BLOCKS, Secret};
 pub use index::{Index, MAX_PODS, Slot, Usage};
 pub use matches::Matches;
-pub use prompt::{BYTES_PER_TOKEN, Prompt, Scope};
+pub use prompt::{BYTES_PER_TOKEN, HEAD_TOKENS, Prompt, Scope};
 
 /// Tokens in a block of the index, for a pool whose pods have KV blocks of these sizes: a whole number of the largest,
 /// and at least [`LEAST_BLOCK`], as smaller ones take more memory and tell no more.

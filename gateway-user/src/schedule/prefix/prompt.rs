@@ -22,6 +22,9 @@ use crate::request::scan::{MAX_DEPTH, Part, Parts};
 pub struct Prompt {
     /// The hashes of its whole blocks, chained; at most [`super::MAX_BLOCKS`].
     pub blocks: Vec<u64>,
+    /// A hash of its first [`HEAD_TOKENS`] or whole blocks of them, and of its scope; none when it has no whole block.
+    /// Not secret: all gateways have the same, so that they can agree about a pod for a prompt that nobody has.
+    pub head: Option<u64>,
     /// About how many tokens it has, media included.
     pub tokens: u64,
 }
@@ -46,9 +49,10 @@ impl Prompt {
             body.get(place).filter(|value| *value != b"null")
         };
         let salts = SALTS.map(|part| value(part).unwrap_or_default());
-        let seed = seed(scope, &salts, secret);
         let block_bytes = scope.block_tokens as usize * BYTES_PER_TOKEN;
-        let mut writer = Writer { chain: Chain::new(secret, block_bytes, seed), secret, depth: 0 };
+        let head_bytes = HEAD_TOKENS * BYTES_PER_TOKEN;
+        let chain = Chain::new(secret, block_bytes, head_bytes, &spell(scope, &salts));
+        let mut writer = Writer { chain, secret, depth: 0 };
 
         for system in [Part::System, Part::Instructions].into_iter().filter_map(value) {
             writer.chain.write(&START);
@@ -83,7 +87,8 @@ impl Prompt {
             let parts = TOOLS.into_iter().chain(TEXTS).chain([Part::Messages, Part::Input]);
             bytes = bytes.max(parts.filter_map(value).map(|value| value.len() as u64).sum());
         }
-        Self { blocks: writer.chain.finish(), tokens: bytes.div_ceil(BYTES_PER_TOKEN as u64) }
+        let tokens = bytes.div_ceil(BYTES_PER_TOKEN as u64);
+        Self { head: writer.chain.head(), blocks: writer.chain.finish(), tokens }
     }
 }
 
@@ -279,16 +284,19 @@ fn role(mut message: Cursor<'_>) -> Option<&[u8]> {
     None
 }
 
-/// What the first block's hash builds on.
-fn seed(scope: &Scope<'_>, salts: &[&[u8]], secret: &Secret) -> u64 {
+/// The scope and the salts as what the first block's hash builds on, none to be taken for another.
+fn spell(scope: &Scope<'_>, salts: &[&[u8]]) -> Vec<u8> {
     let names = [scope.model.as_bytes(), scope.adapter.unwrap_or_default().as_bytes()];
     let mut text = scope.block_tokens.to_le_bytes().to_vec();
     for part in names.iter().chain(salts) {
         text.extend_from_slice(&(part.len() as u64).to_le_bytes());
         text.extend_from_slice(part);
     }
-    secret.hash(&text)
+    text
 }
+
+/// Tokens of a prompt's head: prompts of one application mostly differ behind them, those of others within.
+pub const HEAD_TOKENS: usize = 256;
 
 /// How many bytes of UTF-8 make a token: English prose has 4 to 4.5, Chinese 4 to 5, code 3 to 4.
 pub const BYTES_PER_TOKEN: usize = 4;

@@ -160,13 +160,30 @@ fn hashes_are_those_of_the_scope() {
     for scope in scopes {
         let other = read_as(body, &scope).blocks;
         assert_ne!(plain.first(), other.first(), "{scope:?}");
+        assert_ne!(read(body).head, read_as(body, &scope).head, "{scope:?}");
     }
+    assert_ne!(read(body).head, read(r#"{"prompt":"hello you there","cache_salt":"s"}"#).head);
     let mut scanner = Scanner::new();
     scanner.feed(body.as_bytes()).unwrap();
     let parts = scanner.finish().unwrap().prompt;
     for secret in [Secret::from_seed(2), Secret::random(), Secret::random()] {
-        assert_ne!(Prompt::read(body.as_bytes(), &parts, &SCOPE, &secret).blocks, plain);
+        let other = Prompt::read(body.as_bytes(), &parts, &SCOPE, &secret);
+        assert_ne!(other.blocks, plain);
+        assert_eq!(other.head, read(body).head, "gateways agree");
     }
+}
+
+#[test]
+fn a_head_is_the_front_of_a_prompt() {
+    let head = |text: &str| read(&format!(r#"{{"prompt":"{text}"}}"#)).head;
+    let front = "x".repeat(HEAD_TOKENS * BYTES_PER_TOKEN);
+    let same = head(&front);
+    assert!(same.is_some());
+    assert_eq!(head(&format!("{front} and more of it")), same);
+    let almost = front.len() - 8;
+    assert_ne!(head(&format!("{} and more of it", &front[..almost])), same);
+    assert_ne!(head(&front[..almost]), same);
+    assert_eq!(head("short"), None);
 }
 
 #[test]
