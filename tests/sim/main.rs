@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Parser;
 use sluice_tests::sim::policy::Name;
-use sluice_tests::sim::report::{Row, table};
+use sluice_tests::sim::report::{Row, markdown, table};
 use sluice_tests::sim::{Figures, SCENARIOS, Scenario, run};
 
 /// Simulates fleets of model servers and compares who gets which request.
@@ -46,6 +46,9 @@ struct Cli {
     /// Write the rows, as JSON, to this file too.
     #[arg(long)]
     rows: Option<PathBuf>,
+    /// Write the tables, as Markdown, to this file too.
+    #[arg(long)]
+    markdown: Option<PathBuf>,
     /// Threads [default: one for each processor].
     #[arg(long)]
     threads: Option<usize>,
@@ -110,8 +113,10 @@ fn main() -> ExitCode {
 
 fn print(cli: &Cli, rows: &[Row]) -> anyhow::Result<()> {
     let json = serde_json::to_string_pretty(rows)?;
-    if let Some(file) = &cli.rows {
-        fs::write(file, &json).with_context(|| format!("write {}", file.display()))?;
+    for (file, text) in [(&cli.rows, &json), (&cli.markdown, &markdown(rows))] {
+        if let Some(file) = file {
+            fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
+        }
     }
     if cli.json {
         println!("{json}");

@@ -68,6 +68,50 @@ pub fn table(rows: &[Row]) -> String {
     text
 }
 
+/// The same as tables in Markdown, the lowest TTFT p99 of each in bold.
+pub fn markdown(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for rows in rows.chunk_by(|one, next| one.scenario == next.scenario && one.load == next.load) {
+        let Some(first) = rows.first() else { continue };
+        let least = rows.iter().map(|row| row.figures.ttft_ms.p99).fold(f64::INFINITY, f64::min);
+        let _ = writeln!(
+            text,
+            "### {}, load {}\n\n{:.0} requests, medians over {} seeds.\n\n{MARKDOWN_HEAD}",
+            first.scenario, first.load, first.figures.requests, first.seeds
+        );
+        for Row { policy, figures: f, .. } in rows {
+            let (ttft, tpot, e2e) = (&f.ttft_ms, &f.tpot_ms, &f.e2e_ms);
+            let bold = if ttft.p99 <= least { "**" } else { "" };
+            let _ = writeln!(
+                text,
+                "| {policy} | {:.0} | {:.0} | {bold}{:.0}{bold} | {:.1} | {:.1} | {:.1} | {:.1} | {:.0} \
+                 | {:.2} | {:.1} | {:.2} | {:.0} | {:.0} |",
+                ttft.p50,
+                ttft.p95,
+                ttft.p99,
+                tpot.p50,
+                tpot.p99,
+                e2e.p50 / 1e3,
+                e2e.p99 / 1e3,
+                f.tokens_per_s,
+                f.goodput,
+                100.0 * f.hit_rate,
+                f.imbalance,
+                f.rejected,
+                f.failed,
+            );
+        }
+        text.push('\n');
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    text
+}
+
+const MARKDOWN_HEAD: &str = "\
+| policy | TTFT p50, ms | p95 | p99 | TPOT p50, ms | p99 | E2E p50, s | p99 | tokens/s | goodput/s | hits, % | imbalance | 429 | failed |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
+
 const HEAD: &str = "\
 policy                TTFT p50     p95     p99   TPOT    p99  E2E p50     p99 tokens/s  good/s  hit% imbal   429 fail";
 
@@ -86,6 +130,18 @@ mod tests {
         for line in text.lines().filter(|line| line.starts_with('r')) {
             assert_eq!(line.split_whitespace().count(), 14);
         }
+    }
+
+    #[test]
+    fn markdown_has_a_cell_for_each_figure() {
+        let text = markdown(&[Row::of("x", Name::Random, 1.0, &[Figures::default()])]);
+        let columns: Vec<usize> = text
+            .lines()
+            .filter(|line| line.starts_with('|'))
+            .map(|line| line.matches('|').count())
+            .collect();
+        assert_eq!(columns, [15, 15, 15]);
+        assert!(text.contains("| random | 0 | 0 | **0** |"), "{text}");
     }
 
     #[test]

@@ -146,8 +146,8 @@ pub static SCENARIOS: &[Scenario] = &[
     MIXED_8B,
     Scenario {
         name: "a-mixed-32b",
-        fleet: &[("32b-2xh100", 3), ("32b-4xa10", 3)],
-        rate: 8.0,
+        fleet: &[("32b-2xh100", 2), ("32b-4xa10", 4)],
+        rate: 15.0,
         slo: Slo { ttft_ms: 2_000.0, tpot_ms: 100.0 },
         ..PLAIN
     },

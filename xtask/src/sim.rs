@@ -5,6 +5,7 @@
 mod plot;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Context;
@@ -39,7 +40,8 @@ pub(crate) struct Options {
     /// Print JSON, an array of rows, and no table.
     #[arg(long)]
     json: bool,
-    /// Draw docs/images/sim-policies.svg and, of several loads, docs/images/sim-loads.svg.
+    /// Put the tables into docs/scheduling.md, and draw docs/images/sim-policies.svg and, of several
+    /// loads, docs/images/sim-loads.svg.
     #[arg(long)]
     plot: bool,
 }
@@ -57,10 +59,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     if !options.plot {
         return shell::run(&mut sim);
     }
-    let file = shell::target().join("sim-rows.json");
-    shell::run(sim.arg("--rows").arg(&file))?;
-    let rows = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
-    let rows: Vec<plot::Row> = serde_json::from_str(&rows)?;
+    let [rows, tables] = ["sim-rows.json", "sim-tables.md"].map(|name| shell::target().join(name));
+    shell::run(sim.arg("--rows").arg(&rows).arg("--markdown").arg(&tables))?;
+    let rows: Vec<plot::Row> = serde_json::from_str(&read(&rows)?)?;
+    let page = shell::root().join("docs/scheduling.md");
+    fs::write(&page, with_tables(&read(&page)?, &read(&tables)?)?)?;
     let folder = shell::root().join("docs/images");
     fs::create_dir_all(&folder)?;
     let pictures =
@@ -72,6 +75,19 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+fn read(file: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(file).with_context(|| format!("read {}", file.display()))
+}
+
+/// The page with these tables in place of those behind the mark.
+fn with_tables(page: &str, tables: &str) -> anyhow::Result<String> {
+    let (before, _) = page.split_once(MARK).context("docs/scheduling.md has lost its mark")?;
+    Ok(format!("{before}{MARK}\n\n{tables}"))
+}
+
+/// Behind it the page is written by this task.
+const MARK: &str = "<!-- What follows is written by cargo xtask sim --plot. -->";
 
 fn command(options: &Options) -> Command {
     let mut sim = Command::new(shell::target().join("release/sim"));
@@ -100,6 +116,14 @@ fn command(options: &Options) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_are_replaced_and_the_page_is_kept() {
+        let page = format!("# Page\n\n{MARK}\n\nold\n");
+        let page = with_tables(&page, "new\n").unwrap();
+        assert_eq!(page, format!("# Page\n\n{MARK}\n\nnew\n"));
+        assert!(with_tables("# Page", "new").is_err());
+    }
 
     #[test]
     fn options_are_passed_on() {
