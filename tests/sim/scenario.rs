@@ -316,7 +316,7 @@ mod tests {
         let mooncake = Scenario::named("f-mooncake").unwrap();
         let kind = (mooncake.shape, mooncake.arrivals);
         let (mut seen, mut hits, mut all) = (std::collections::HashSet::new(), 0, 0);
-        for (_, ask) in Traffic::new(kind, 3.4, 3_537.0, 1, 1) {
+        for (_, ask) in Traffic::new(kind, 3.4, 900.0, 1, 1) {
             let prompt = &ask.blocks[..ask.prompt as usize / 16];
             hits += prompt.iter().take_while(|hash| seen.contains(*hash)).count();
             all += prompt.len();

@@ -105,10 +105,11 @@ fn a_slow_pod_is_slow() {
 #[test]
 fn a_thousand_pods_and_sixteen_gateways() {
     let fleet = &[("h100", 600), ("l40s", 400)];
-    let large = Scenario { fleet, gateways: 16, rate: 2_000.0, seconds: 1.0, ..SMALL };
+    let shape = Shape::Plain { prompt: Length::Between(50, 500), answer: Length::Fixed(4) };
+    let large = Scenario { fleet, gateways: 16, rate: 2_000.0, seconds: 0.3, shape, ..SMALL };
     for policy in [Name::ReferenceDefault, Name::SluiceLatency] {
         let figures = run(&large, policy, 1);
-        assert!(figures.requests > 1_500.0 && figures.rejected == 0.0, "{figures:?}");
+        assert!(figures.requests > 400.0 && figures.rejected == 0.0, "{figures:?}");
         assert!(figures.ttft_ms.p99 < 1_000.0, "nobody need wait: {figures:?}");
     }
 }
