@@ -38,7 +38,10 @@ pub struct WeightMap {
     pub lora_affinity: f64,
     /// For a prompt that no pod has cached: long without such a prompt. Not with `scheduler: epp`.
     #[serde(serialize_with = "number")]
-    #[schemars(range(min = 0, max = 2147483647))]
+    #[schemars(
+        range(min = 0, max = 2147483647),
+        extend("x-unless" = 0.0, "x-note" = "has no effect in this version: nothing keeps when a pod had its last cold request")
+    )]
     pub lru: f64,
     /// Few tokens that this gateway has in flight there.
     #[serde(serialize_with = "number")]
@@ -50,11 +53,17 @@ pub struct WeightMap {
     pub load_aware: f64,
     /// The request's session was served there.
     #[serde(serialize_with = "number")]
-    #[schemars(range(min = 0, max = 2147483647))]
+    #[schemars(
+        range(min = 0, max = 2147483647),
+        extend("x-unless" = 0.0, "x-note" = "has no effect in this version: nothing tells a session yet")
+    )]
     pub session: f64,
     /// The prompt's length is what the pod is meant for.
     #[serde(serialize_with = "number")]
-    #[schemars(range(min = 0, max = 2147483647))]
+    #[schemars(
+        range(min = 0, max = 2147483647),
+        extend("x-unless" = 0.0, "x-note" = "has no effect in this version: no pod says yet what lengths it is for")
+    )]
     pub context_length: f64,
     /// The managed product's predicted latency.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -288,7 +297,12 @@ pub struct SaturationLimits {
     #[schemars(extend("x-minimum" = "10ms", "x-maximum" = "24h"))]
     pub expected_wait: KubeDuration,
     /// How long a request waits in the gateway for a pod that takes it before it gets 429; 0s: not at all.
-    #[schemars(extend("x-minimum" = "0s", "x-maximum" = "1m"))]
+    #[schemars(extend(
+        "x-minimum" = "0s",
+        "x-maximum" = "1m",
+        "x-unless" = "0s",
+        "x-note" = "has no effect in this version: a full pool answers 429 at once"
+    ))]
     pub wait: KubeDuration,
 }
 

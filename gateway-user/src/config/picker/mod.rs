@@ -451,14 +451,14 @@ fn schema() -> Json {
             "requestHandler": anything("has no effect: requests are read as OpenAI's API has them"),
             "dataLayer": anything("has no effect: each pod is asked for its metrics"),
             "flowControl": anything("has no effect but for a saturation detector: nothing is queued by \
-                priority; see saturation.wait"),
+                priority"),
         },
     })
 }
 
 /// Feature gates, and what becomes of them.
 const GATES: [(&str, &str); 6] = [
-    ("flowControl", "has no effect: nothing is queued by priority; see saturation.wait"),
+    ("flowControl", "has no effect: nothing is queued by priority"),
     ("dataLayer", "has no effect: each pod is asked for its metrics"),
     ("experimentalDatalayer", "has no effect: each pod is asked for its metrics"),
     ("enableLegacyMetrics", "has no effect: the gateway has its own metrics"),
