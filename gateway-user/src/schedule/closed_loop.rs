@@ -99,21 +99,19 @@ impl Engine {
             if self.running.len() >= self.slots || budget <= 0.0 {
                 break;
             }
-            if let Some(adapter) = next.adapter {
-                if !self.resident.contains(&adapter) {
-                    let live: BTreeSet<u32> =
-                        self.running.iter().filter_map(|sequence| sequence.adapter).collect();
-                    if live.len() >= self.adapters {
-                        place += 1;
-                        continue;
-                    }
-                    if self.resident.len() >= self.adapters {
-                        let idle = self.resident.iter().position(|name| !live.contains(name));
-                        self.resident.remove(idle.unwrap());
-                    }
-                    self.resident.push_back(adapter);
-                    seconds += LOAD;
+            if let Some(adapter) = next.adapter.filter(|name| !self.resident.contains(name)) {
+                let live: BTreeSet<u32> =
+                    self.running.iter().filter_map(|sequence| sequence.adapter).collect();
+                if live.len() >= self.adapters {
+                    place += 1;
+                    continue;
                 }
+                if self.resident.len() >= self.adapters {
+                    let idle = self.resident.iter().position(|name| !live.contains(name));
+                    self.resident.remove(idle.unwrap());
+                }
+                self.resident.push_back(adapter);
+                seconds += LOAD;
             }
             self.running.push(self.waiting.remove(place).unwrap());
             budget -= next.left;

@@ -469,10 +469,14 @@ mod tests {
                         tickets.push(ledger.dispatch(&expected(0.2), sent(prompt, uncached), now));
                     }
                     Call::Unseen(of) => {
-                        tickets.get(of).map(|ticket| ledger.unseen(*ticket));
+                        if let Some(ticket) = tickets.get(of) {
+                            ledger.unseen(*ticket);
+                        }
                     }
                     Call::FirstToken(of) => {
-                        tickets.get(of).map(|ticket| ledger.first_token(*ticket, now));
+                        if let Some(ticket) = tickets.get(of) {
+                            ledger.first_token(*ticket, now);
+                        }
                     }
                     Call::Finish(of, tokens) => {
                         if let Some(ticket) = tickets.get(of) {

@@ -128,15 +128,13 @@ pub fn share<'a>(pods: &mut [(Option<&'a str>, &mut Learner)]) {
             None => groups.push((*gpu, prior(*gpu), learner.first, learner.token)),
         }
     }
-    let middle = |factor: &dyn Fn(&(Option<&str>, Speed, Fit, Fit)) -> Option<f32>| {
-        let mut factors: Vec<f32> = groups.iter().filter_map(factor).collect();
+    let middle = |mut factors: Vec<f32>| {
         factors.sort_unstable_by(f32::total_cmp);
         factors.get(factors.len() / 2).copied().unwrap_or(1.0)
     };
-    let factors = Factors {
-        first: middle(&|(_, prior, first, _)| first.factor(prior.first)),
-        token: middle(&|(_, prior, _, token)| token.factor(prior.token)),
-    };
+    let first = groups.iter().filter_map(|(_, prior, first, _)| first.factor(prior.first));
+    let token = groups.iter().filter_map(|(_, prior, _, token)| token.factor(prior.token));
+    let factors = Factors { first: middle(first.collect()), token: middle(token.collect()) };
     for (gpu, learner) in pods {
         let Some((_, prior, first, token)) = groups.iter().find(|group| group.0 == *gpu) else {
             continue;
