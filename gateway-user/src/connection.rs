@@ -210,11 +210,15 @@ async fn inference(
     let mut forward = head.forward;
     finish_head(&mut forward, bytes.len(), id);
     let side = ClientSide { http10: head.http10, keep_alive, request_id: id, explain: None };
+    let adapter = target.adapter.as_deref();
+    let prompt = target.pool.read_prompt(&bytes, &fields.prompt, adapter);
     let request = Request {
         head: forward,
         body: bytes,
         reserved,
-        adapter: target.adapter.as_deref(),
+        adapter,
+        prompt,
+        max_tokens: fields.max_tokens,
         stream: fields.stream,
         to_head: false,
         side,

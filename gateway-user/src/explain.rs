@@ -87,9 +87,12 @@ impl Explained {
         let model = fields.model.ok_or_else(Refusal::model_missing)?;
         let routes = gateway.routes();
         let to = routes.find(&model).ok_or_else(|| Refusal::model_not_found(&model))?;
+        let adapter = to.adapter.as_deref();
+        let prompt = to.pool.read_prompt(request, &fields.prompt, adapter);
         let ask = Ask {
-            adapter: to.adapter.as_deref(),
-            prompt_bytes: request.len(),
+            adapter,
+            prompt: &prompt,
+            max_tokens: fields.max_tokens,
             stream: fields.stream,
             tried: &[],
         };

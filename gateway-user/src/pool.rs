@@ -14,14 +14,18 @@ use tracing::warn;
 
 pub use self::pod::{Answered, Place, Pod, PodId};
 
+mod cache;
 mod learned;
 mod pod;
 
+use self::cache::Cache;
 use self::learned::Learned;
 use crate::config::{MetricsSource, Scheduler};
 use crate::metrics::PoolMetrics;
 use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
+use crate::request::scan::Parts;
 use crate::schedule::filter::Tier;
+use crate::schedule::prefix::{self, Matches, Prompt, Slot};
 use crate::schedule::{
     self, AdapterFit, Demand, NoPod, Picker, PodView, Policy, Profile, Scratch, Sent, Signals,
     ledger,
@@ -49,6 +53,7 @@ pub struct Pool {
     /// Requests that were to be placed so far, and whole connections that were.
     placed: AtomicU64,
     learned: Arc<Mutex<Learned>>,
+    cache: Arc<Cache>,
     /// Ledgers count the time from here.
     epoch: Instant,
 }
@@ -58,8 +63,10 @@ pub struct Pool {
 pub struct Ask<'a> {
     /// The adapter it names.
     pub adapter: Option<&'a str>,
-    /// Bytes of its body.
-    pub prompt_bytes: usize,
+    /// Its prompt, by [`Pool::read_prompt`].
+    pub prompt: &'a Prompt,
+    /// The most tokens that its answer may have.
+    pub max_tokens: Option<u64>,
     /// Its first token will be seen.
     pub stream: bool,
     /// Pods where it has failed already.
@@ -96,11 +103,27 @@ pub struct Lost {
     pub adapters: bool,
 }
 
+/// What is expected of a request wherever it goes.
+#[derive(Clone, Copy, Debug)]
+struct Expected {
+    demand: Demand,
+    /// Tokens in a block of its prompt.
+    block_tokens: u32,
+}
+
+impl Expected {
+    /// Tokens that a pod has cached which has so many blocks. The last token is always computed.
+    fn cached(&self, blocks: u32) -> u32 {
+        blocks.saturating_mul(self.block_tokens).min(self.demand.prompt_tokens.saturating_sub(1))
+    }
+}
+
 #[derive(Debug)]
 struct Inner {
     pods: Vec<Entry>,
     views: Vec<PodView>,
     scratch: Scratch,
+    matches: Matches,
     rng: fastrand::Rng,
     /// When what is known of each pod was last made the others' prior.
     shared: Duration,
@@ -121,6 +144,10 @@ struct Entry {
     /// Adapters of the last requests sent there, the latest last; as many as fit.
     sent: VecDeque<Box<str>>,
     kv_tokens: Option<u32>,
+    /// Tokens in one of its KV blocks.
+    block_size: Option<u32>,
+    /// Its place in the prefix index; none in a pool of more pods than that takes.
+    slot: Option<Slot>,
     /// Sequences that may run at once.
     slots: Option<u32>,
     asleep: bool,
@@ -150,6 +177,9 @@ enum Reach {
 impl Pool {
     /// A pool of the configured pods; nothing is known of them yet.
     pub fn new(scheduler: &Scheduler, metrics: Arc<PoolMetrics>, seed: u64) -> Self {
+        let cache = Cache::new();
+        let capacity = prefix::capacity(None, cache.block_tokens());
+        metrics.set_prefix_index(&cache.index);
         let pods = scheduler
             .pods
             .iter()
@@ -164,6 +194,8 @@ impl Pool {
                 loads: false,
                 sent: VecDeque::new(),
                 kv_tokens: None,
+                block_size: None,
+                slot: cache.index.join(capacity),
                 slots: None,
                 asleep: false,
                 stranger: None,
@@ -190,38 +222,46 @@ impl Pool {
                 pods,
                 views: Vec::new(),
                 scratch: Scratch::default(),
+                matches: Matches::default(),
                 rng: fastrand::Rng::with_seed(seed),
                 shared: Duration::ZERO,
             }),
             placed: AtomicU64::new(0),
             learned: Arc::default(),
+            cache: Arc::new(cache),
             epoch: Instant::now(),
         }
     }
 
+    /// Reads the prompt of a body, of which the scanner has found the parts. Once for each request: it takes
+    /// about a microsecond a kilobyte.
+    pub fn read_prompt(&self, body: &[u8], parts: &Parts, adapter: Option<&str>) -> Prompt {
+        self.cache.read(body, parts, &self.model, adapter)
+    }
+
     /// Picks the best pod for a request and reserves a place there, in one step.
     pub fn reserve(&self, ask: Ask<'_>, now: Instant) -> Result<Place, NoPod> {
-        let demand = self.learned.lock().demand(ask.prompt_bytes);
         let at = self.since_epoch(now);
+        let expected = self.expected(ask);
+        let demand = expected.demand;
         let mut inner = self.inner.lock();
         self.placed.fetch_add(1, Ordering::Relaxed);
         inner.share(at);
-        let Inner { pods, views, scratch, rng, .. } = &mut *inner;
         // Metrics that take too long do not prove a pod dead: servers have been seen to answer requests and
         // nothing else while they are overloaded. Before all are sent away, those are tried.
-        let none_ready = !pods.iter().any(|entry| entry.ready(now));
-        views.clear();
-        views.extend(pods.iter().map(|entry| {
-            let view = entry.view(ask, now, at);
-            PodView { ready: view.ready || none_ready && entry.is_silent(), ..view }
-        }));
+        inner.look(ask, &expected, &self.cache, true, now, at);
+        let Inner { pods, views, scratch, rng, .. } = &mut *inner;
         let pick = schedule::pick(views, &demand, &self.profile, rng, scratch)?;
-        let Some(entry) = pods.get_mut(pick.index) else { return Err(NoPod::Empty) };
+        let (Some(entry), Some(view)) = (pods.get_mut(pick.index), views.get(pick.index)) else {
+            return Err(NoPod::Empty);
+        };
         if let Some(adapter) = ask.adapter {
             entry.sent_adapter(adapter);
         }
-        let Demand { prompt_tokens, output_tokens, .. } = demand;
-        let sent = Sent { prompt: prompt_tokens, uncached: prompt_tokens, output: output_tokens };
+        // A prompt that does not fit is refused by the pod, and not worked on.
+        let prompt = demand.prompt_tokens.min(entry.kv_tokens.unwrap_or(u32::MAX));
+        let uncached = prompt.saturating_sub(view.cached_tokens);
+        let sent = Sent { prompt, uncached, output: demand.output_tokens };
         let mut ledger = entry.pod.ledger.lock();
         let ticket = ledger.dispatch(&pick.estimate, sent, at);
         if !ask.stream {
@@ -229,12 +269,15 @@ impl Pool {
         }
         drop(ledger);
         entry.pod.take();
+        self.metrics.placed(demand.prompt_tokens, view.cached_tokens);
         Ok(Place {
             pod: Arc::clone(&entry.pod),
             score: pick.score,
             ticket,
-            prompt_bytes: ask.prompt_bytes,
+            guessed: ask.prompt.tokens,
             learned: Arc::clone(&self.learned),
+            cache: Arc::clone(&self.cache),
+            slot: entry.slot,
             epoch: self.epoch,
             taken: now,
             ended: None,
@@ -275,14 +318,12 @@ impl Pool {
 
     /// Every pod with what the scheduler thinks of it.
     pub fn status(&self, now: Instant) -> Vec<PodStatus> {
-        let demand = Demand { prompt_tokens: 0, ..self.learned.lock().demand(0) };
-        self.explained(Ask::default(), &demand, false, now)
+        self.explained(Ask::default(), false, now)
     }
 
     /// Every pod as [`Pool::reserve`] would see it now.
     pub fn explain(&self, ask: Ask<'_>, now: Instant) -> Vec<PodStatus> {
-        let demand = self.learned.lock().demand(ask.prompt_bytes);
-        self.explained(ask, &demand, true, now)
+        self.explained(ask, true, now)
     }
 
     /// A pod whose score is below the best by at most this share of it may be picked as well.
@@ -294,23 +335,13 @@ impl Pool {
         }
     }
 
-    fn explained(
-        &self,
-        ask: Ask<'_>,
-        demand: &Demand,
-        with_silent: bool,
-        now: Instant,
-    ) -> Vec<PodStatus> {
+    fn explained(&self, ask: Ask<'_>, with_silent: bool, now: Instant) -> Vec<PodStatus> {
         let at = self.since_epoch(now);
+        let expected = self.expected(ask);
         let mut inner = self.inner.lock();
+        inner.look(ask, &expected, &self.cache, with_silent, now, at);
         let Inner { pods, views, scratch, .. } = &mut *inner;
-        let with_silent = with_silent && !pods.iter().any(|entry| entry.ready(now));
-        views.clear();
-        views.extend(pods.iter().map(|entry| {
-            let view = entry.view(ask, now, at);
-            PodView { ready: view.ready || with_silent && entry.is_silent(), ..view }
-        }));
-        let explained = schedule::explain(views, demand, &self.profile, scratch);
+        let explained = schedule::explain(views, &expected.demand, &self.profile, scratch);
         pods.iter()
             .zip(views.iter())
             .zip(explained)
@@ -344,30 +375,43 @@ impl Pool {
     pub fn observed(&self, id: PodId, reading: Reading, now: Instant) -> bool {
         let same_port = self.source.port.is_none();
         let at = self.since_epoch(now);
-        self.update(id, |entry| {
-            entry.pod.ledger.lock().scraped(&reading.signals, at);
-            entry.signals = reading.signals;
-            entry.kv_tokens =
-                reading.kv_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
-            entry.slots = reading.max_num_seqs;
-            entry.engine = Some(reading.engine);
-            entry.active = reading.adapters_active;
-            entry.loads |= entry.listed
-                && entry.active.iter().any(|name| entry.loaded.iter().all(|of| **of != **name));
-            let was_ready = entry.ready(now);
-            entry.asleep = reading.asleep;
-            // Of metrics that nobody knows, nothing is known.
-            entry.observed = (reading.engine != EngineKind::Unknown).then_some(now);
-            entry.trouble = match reading.engine {
-                // A pod that is shutting down tells its load as if nothing were the matter.
-                _ if entry.is_refusing(now) => entry.trouble.take(),
-                _ if reading.asleep => Some("its engine is asleep".into()),
-                EngineKind::Unknown => Some("its metrics are of no known model server".into()),
-                _ => None,
-            };
-            entry.answered(same_port);
-            !was_ready && entry.ready(now)
-        })
+        let kv_tokens = reading.kv_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+        let mut inner = self.inner.lock();
+        let Some(place) = inner.pods.iter().position(|entry| entry.pod.id == id) else {
+            return false;
+        };
+        let Some(entry) = inner.pods.get_mut(place) else { return false };
+        let is_other = (entry.kv_tokens, entry.block_size) != (kv_tokens, reading.block_size);
+        entry.pod.ledger.lock().scraped(&reading.signals, at);
+        entry.signals = reading.signals;
+        entry.kv_tokens = kv_tokens;
+        entry.block_size = reading.block_size;
+        entry.slots = reading.max_num_seqs;
+        entry.engine = Some(reading.engine);
+        entry.active = reading.adapters_active;
+        entry.loads |= entry.listed
+            && entry.active.iter().any(|name| entry.loaded.iter().all(|of| **of != **name));
+        let was_ready = entry.ready(now);
+        entry.asleep = reading.asleep;
+        if entry.asleep
+            && let Some(slot) = entry.slot
+        {
+            // Its KV cache is given up.
+            self.cache.index.clear(slot);
+        }
+        // Of metrics that nobody knows, nothing is known.
+        entry.observed = (reading.engine != EngineKind::Unknown).then_some(now);
+        entry.trouble = match reading.engine {
+            // A pod that is shutting down tells its load as if nothing were the matter.
+            _ if entry.is_refusing(now) => entry.trouble.take(),
+            _ if reading.asleep => Some("its engine is asleep".into()),
+            EngineKind::Unknown => Some("its metrics are of no known model server".into()),
+            _ => None,
+        };
+        entry.answered(same_port);
+        let is_back = !was_ready && entry.ready(now);
+        self.resize_cache(&mut inner, place, is_other);
+        is_back
     }
 
     /// A pod told its models. Returns whether the set of loaded adapters changed.
@@ -419,6 +463,9 @@ impl Pool {
                     entry.listed = false;
                     entry.loads = false;
                     entry.sent.clear();
+                    if let Some(slot) = entry.slot {
+                        self.cache.index.clear(slot);
+                    }
                     if same_port {
                         entry.reach = Reach::Down { since: now, silent: false };
                     }
@@ -475,6 +522,30 @@ impl Pool {
         });
     }
 
+    fn expected(&self, ask: Ask<'_>) -> Expected {
+        let learned = self.learned.lock();
+        Expected {
+            demand: learned.demand(ask.prompt, ask.max_tokens),
+            block_tokens: learned.counted(u64::from(ask.prompt.block_tokens)),
+        }
+    }
+
+    /// What a pod told of its KV cache decides how much of it the index keeps.
+    fn resize_cache(&self, inner: &mut Inner, place: usize, changed: bool) {
+        if !changed {
+            return;
+        }
+        let sizes = inner.pods.iter().filter_map(|entry| entry.block_size);
+        let all = self.cache.set_block_sizes(sizes);
+        let block_tokens = self.cache.block_tokens();
+        for (other, entry) in inner.pods.iter().enumerate() {
+            if let Some(slot) = entry.slot.filter(|_| all || other == place) {
+                let capacity = prefix::capacity(entry.kv_tokens.map(u64::from), block_tokens);
+                self.cache.index.resize(slot, capacity);
+            }
+        }
+    }
+
     fn since_epoch(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.epoch)
     }
@@ -487,6 +558,31 @@ impl Pool {
 }
 
 impl Inner {
+    /// Fills the views for a request. `with_silent`: where no pod is ready, those are that may be alive.
+    fn look(
+        &mut self,
+        ask: Ask<'_>,
+        expected: &Expected,
+        cache: &Cache,
+        with_silent: bool,
+        now: Instant,
+        at: Duration,
+    ) {
+        let Self { pods, views, matches, .. } = self;
+        cache.index.matched(&ask.prompt.blocks, matches);
+        let with_silent = with_silent && !pods.iter().any(|entry| entry.ready(now));
+        views.clear();
+        views.extend(pods.iter().map(|entry| {
+            let view = entry.view(ask, now, at);
+            let blocks = entry.slot.map_or(0, |slot| matches.blocks(slot));
+            PodView {
+                ready: view.ready || with_silent && entry.is_silent(),
+                cached_tokens: expected.cached(blocks),
+                ..view
+            }
+        }));
+    }
+
     /// Makes what is known of each pod the others' prior, now and then: soon, as a pod that has shown to be
     /// faster than was thought would else get all requests until the others have shown it as well.
     fn share(&mut self, at: Duration) {

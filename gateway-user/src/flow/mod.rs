@@ -34,6 +34,7 @@ use crate::listen::Worker;
 use crate::metrics::{Outcome, Rejection};
 use crate::pool::{Answered, Ask, Place, Pod, PodId, Pool};
 use crate::schedule::NoPod;
+use crate::schedule::prefix::Prompt;
 use crate::upstream::Use;
 
 /// A request that is ready to be sent.
@@ -47,6 +48,10 @@ pub struct Request<'a> {
     pub reserved: Memory,
     /// The adapter that it names.
     pub adapter: Option<&'a str>,
+    /// Its prompt.
+    pub prompt: Prompt,
+    /// The most tokens that the answer may have.
+    pub max_tokens: Option<u64>,
     /// The answer is asked for as a stream.
     pub stream: bool,
     /// It was a HEAD: the answer has no body.
@@ -181,8 +186,8 @@ fn reserve(
     tried: &[PodId],
     worker: &Worker,
 ) -> Result<(Place, Option<String>), (Refusal, Rejection)> {
-    let Request { adapter, stream, body, .. } = request;
-    let ask = Ask { adapter: *adapter, prompt_bytes: body.len(), stream: *stream, tried };
+    let Request { adapter, prompt, max_tokens, stream, .. } = request;
+    let ask = Ask { adapter: *adapter, prompt, max_tokens: *max_tokens, stream: *stream, tried };
     let now = Instant::now();
     // Looked at a moment before: a request of another worker may come between, in rare cases.
     let explain = worker.gateway.config.explain_header;

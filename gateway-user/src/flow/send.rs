@@ -109,7 +109,7 @@ pub async fn send(
 ) -> Result<Answer, Failure> {
     let usage = request.usage();
     if let Some(kept) = worker.upstreams.idle(&place.pod, usage, Instant::now()) {
-        match attempt(request, kept, watch, worker).await {
+        match attempt(request, place, kept, watch, worker).await {
             Err(Failure::Broke { received: false, .. }) => {}
             other => return other,
         }
@@ -120,11 +120,12 @@ pub async fn send(
         connected = connect => connected.map_err(Failure::of_connecting)?,
         () = watch.gone() => return Err(Failure::ClientGone),
     };
-    attempt(request, fresh, watch, worker).await
+    attempt(request, place, fresh, watch, worker).await
 }
 
 async fn attempt(
     request: &Request<'_>,
+    place: &Place,
     mut upstream: Upstream,
     watch: &mut Watch<'_>,
     worker: &Worker,
@@ -144,6 +145,9 @@ async fn attempt(
         () = &mut deadline => return Err(Failure::Timeout(within)),
     };
     let sent = Instant::now();
+    if !early {
+        place.sent(&request.prompt);
+    }
     let mut held = Held::new(request.to_head);
     let mut received = upstream.received;
     loop {

@@ -98,6 +98,18 @@ fn pool_level(
     writer.each(&metric::POOL_REQUEST_GENERATION_TOKENS, pools, |pool| {
         &pool.request_generation_tokens
     })?;
+    writer.each(&metric::POOL_PREFIX_QUERIED, pools, |pool| &pool.prefix_queried)?;
+    writer.each(&metric::POOL_PREFIX_CACHED, pools, |pool| &pool.prefix_cached)?;
+    let usage: Vec<_> =
+        pools.iter().filter_map(|(name, pool)| Some((name, pool.prefix_usage()?))).collect();
+    let mut family = writer.family(&metric::POOL_PREFIX_BLOCKS)?;
+    for (name, usage) in &usage {
+        family.add(&[name], &ConstGauge::new(usage.entries as u64))?;
+    }
+    let mut family = writer.family(&metric::POOL_PREFIX_BYTES)?;
+    for (name, usage) in &usage {
+        family.add(&[name], &ConstGauge::new(usage.bytes as u64))?;
+    }
     writer.each_by(&metric::POOL_SCRAPE_FAILURES, pools, |pool| &pool.scrape_failures)
 }
 

@@ -95,6 +95,14 @@ describe! {
     POOL_REQUEST_PROMPT_TOKENS: Histogram "pool_request_prompt_tokens" ["pool"];
     /// Tokens generated for one request.
     POOL_REQUEST_GENERATION_TOKENS: Histogram "pool_request_generation_tokens" ["pool"];
+    /// Prompt tokens of requests that were given to a pod, as the gateway guesses them.
+    POOL_PREFIX_QUERIED: Counter "pool_prefix_queried_tokens" ["pool"];
+    /// Of these, tokens that the pod is thought to have had in its prefix cache.
+    POOL_PREFIX_CACHED: Counter "pool_prefix_cached_tokens" ["pool"];
+    /// Blocks in the prefix index; a block that two pods have counts twice.
+    POOL_PREFIX_BLOCKS: Gauge "pool_prefix_index_blocks" ["pool"];
+    /// Memory that the prefix index takes.
+    POOL_PREFIX_BYTES: Gauge "pool_prefix_index_bytes" ["pool"];
     /// Scrapes of pods' metrics that told nothing, by why.
     POOL_SCRAPE_FAILURES: Counter "pool_scrape_failures" ["pool", "reason"];
 

@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use super::gateway::GatewayMetrics;
 use super::labels::{ByLabel, Outcome, Rejection, ScrapeFailure};
 use super::record::Record;
+use crate::schedule::prefix::{Index, Usage};
 
 /// What is counted of one pool.
 #[derive(Debug)]
@@ -28,6 +29,9 @@ pub struct PoolMetrics {
     pub(super) generation_tokens: Counter,
     pub(super) request_prompt_tokens: Histogram,
     pub(super) request_generation_tokens: Histogram,
+    pub(super) prefix_queried: Counter,
+    pub(super) prefix_cached: Counter,
+    prefix_index: RwLock<Option<Arc<Index>>>,
     pub(super) scrape_failures: ByLabel<ScrapeFailure, Counter>,
     pub(super) direct: OnceLock<Direct>,
 }
@@ -56,6 +60,9 @@ impl PoolMetrics {
             generation_tokens: Counter::default(),
             request_prompt_tokens: Histogram::new(powers_of_two(3, 20)),
             request_generation_tokens: Histogram::new(powers_of_two(0, 17)),
+            prefix_queried: Counter::default(),
+            prefix_cached: Counter::default(),
+            prefix_index: RwLock::default(),
             scrape_failures: ByLabel::default(),
             direct: OnceLock::new(),
         }
@@ -74,6 +81,22 @@ impl PoolMetrics {
     /// Counts a request by the model that it named.
     pub fn requested(&self, model: &str) {
         self.models.read().get(model).unwrap_or(&self.other_models).inc();
+    }
+
+    /// Takes the prefix index, to tell its size.
+    pub fn set_prefix_index(&self, index: &Arc<Index>) {
+        *self.prefix_index.write() = Some(Arc::clone(index));
+    }
+
+    /// What the prefix index takes up.
+    pub(crate) fn prefix_usage(&self) -> Option<Usage> {
+        Some(self.prefix_index.read().as_ref()?.usage())
+    }
+
+    /// Counts a request that was given to a pod: tokens of its prompt, and those thought to be cached there.
+    pub fn placed(&self, prompt_tokens: u32, cached: u32) {
+        self.prefix_queried.inc_by(prompt_tokens.into());
+        self.prefix_cached.inc_by(cached.into());
     }
 
     /// Counts a request once it has ended.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
@@ -303,6 +304,8 @@ fn full() -> Metrics {
     pool.set_models(["llama"]);
     pool.requested("llama");
     pool.direct(4, 1, 2);
+    pool.set_prefix_index(&Arc::default());
+    pool.placed(900, 300);
     pool.scrape_failed(ScrapeFailure::Timeout);
     for &outcome in Outcome::ALL {
         pool.finished(&Record {

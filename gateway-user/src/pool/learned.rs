@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use crate::schedule::Demand;
+use crate::schedule::cost::TYPICAL_OUTPUT;
 use crate::schedule::drain::Drain;
+use crate::schedule::prefix::Prompt;
 
 /// Means over about the last hundred answers, and the rate at which requests end.
 #[derive(Debug, Default)]
 pub(super) struct Learned {
-    bytes_per_token: Option<f32>,
+    /// Tokens by the pods' count for each that was guessed from the text.
+    tokens: Option<f32>,
     output: Option<f32>,
     seconds: Option<f32>,
     /// When refused clients may come back.
@@ -16,29 +19,39 @@ pub(super) struct Learned {
 }
 
 impl Learned {
-    /// What a request with a body of this size is expected to ask for.
-    pub(super) fn demand(&self, prompt_bytes: usize) -> Demand {
-        // A float's conversion saturates.
-        let tokens = prompt_bytes as f32 / self.bytes_per_token.unwrap_or(BYTES_PER_TOKEN);
+    /// What a request is expected to ask for, whose answer may have `max_tokens`.
+    pub(super) fn demand(&self, prompt: &Prompt, max_tokens: Option<u64>) -> Demand {
+        let most = max_tokens.map_or(f32::MAX, |most| most.max(1) as f32);
+        let output = match self.output {
+            Some(mean) => mean.min(most),
+            None if most < TYPICAL_OUTPUT => most,
+            None => 0.0,
+        };
         Demand {
-            prompt_tokens: tokens as u32,
-            output_tokens: self.output.unwrap_or(0.0) as u32,
-            prefix: None,
+            prompt_tokens: self.counted(prompt.tokens),
+            output_tokens: output as u32,
+            prefix: prompt.head,
         }
+    }
+
+    /// Guessed tokens as pods are expected to count them.
+    pub(super) fn counted(&self, guessed: u64) -> u32 {
+        // A float's conversion saturates.
+        (guessed as f32 * self.tokens.unwrap_or(1.0)) as u32
     }
 
     /// Takes what an answer turned out to be.
     pub(super) fn answered(
         &mut self,
-        prompt_bytes: usize,
+        guessed: u64,
         prompt_tokens: Option<u64>,
         output: Option<u32>,
         took: Duration,
     ) {
-        if let Some(tokens) = prompt_tokens.filter(|tokens| *tokens > 0) {
-            let ratio = prompt_bytes as f32 / tokens as f32;
-            // Anything else is no text: token ids, pictures, or a server that counts otherwise.
-            mean(&mut self.bytes_per_token, ratio.clamp(LEAST_BYTES, MOST_BYTES));
+        if let Some(tokens) = prompt_tokens.filter(|tokens| guessed > 0 && *tokens > 0) {
+            // Anything else is a server that counts otherwise.
+            let ratio = (tokens as f32 / guessed as f32).clamp(LEAST_RATIO, MOST_RATIO);
+            mean(&mut self.tokens, ratio);
         }
         if let Some(output) = output {
             mean(&mut self.output, output as f32);
@@ -57,12 +70,10 @@ fn mean(of: &mut Option<f32>, value: f32) {
     *of = Some(of.map_or(value, |mean| mean + (value - mean) / LAST));
 }
 
-/// A token of English text, with the JSON around it.
-const BYTES_PER_TOKEN: f32 = 4.5;
-
-/// Bounds of what a token takes in a body.
-const LEAST_BYTES: f32 = 0.5;
-const MOST_BYTES: f32 = 64.0;
+/// Bounds of how many tokens a pod counts for each that was guessed: Chinese in an old vocabulary has several
+/// times as many, tool calls and chat templates add to short prompts.
+const LEAST_RATIO: f32 = 0.1;
+const MOST_RATIO: f32 = 10.0;
 
 /// Answers that a mean is about.
 const LAST: f32 = 100.0;
@@ -71,30 +82,46 @@ const LAST: f32 = 100.0;
 mod tests {
     use super::*;
 
+    fn prompt(tokens: u64) -> Prompt {
+        Prompt { tokens, ..Prompt::default() }
+    }
+
     #[test]
     fn the_next_request_is_expected_to_be_like_the_last_ones() {
         let mut learned = Learned::default();
-        let tokens = |learned: &Learned, bytes| {
-            let Demand { prompt_tokens, output_tokens, .. } = learned.demand(bytes);
+        let tokens = |learned: &Learned, guessed| {
+            let Demand { prompt_tokens, output_tokens, .. } =
+                learned.demand(&prompt(guessed), None);
             (prompt_tokens, output_tokens)
         };
-        assert_eq!(tokens(&learned, 9000), (2000, 0));
+        assert_eq!(tokens(&learned, 2000), (2000, 0));
         assert_eq!(tokens(&learned, 0), (0, 0));
         let second = Duration::from_secs(1);
-        learned.answered(6000, Some(2000), Some(500), second);
-        assert_eq!(tokens(&learned, 9000), (3000, 500));
+        learned.answered(2000, Some(3000), Some(500), second);
+        assert_eq!(tokens(&learned, 2000), (3000, 500));
         for _ in 0..1000 {
-            learned.answered(6000, Some(1000), Some(100), second);
+            learned.answered(1500, Some(1000), Some(100), second);
         }
-        let (prompt, output) = tokens(&learned, 6000);
-        assert!((999..=1001).contains(&prompt) && (99..=101).contains(&output));
+        let (prompt_tokens, output) = tokens(&learned, 1500);
+        assert!((999..=1001).contains(&prompt_tokens) && (99..=101).contains(&output));
         // What says nothing, and what cannot be.
-        learned.answered(6000, None, None, second);
-        learned.answered(6000, Some(0), None, second);
-        assert_eq!(tokens(&learned, 6000), (prompt, output));
-        learned.answered(usize::MAX, Some(1), Some(u32::MAX), Duration::MAX);
-        learned.answered(0, Some(u64::MAX), Some(0), Duration::ZERO);
-        assert!(tokens(&learned, usize::MAX).0 > 0);
+        learned.answered(1500, None, None, second);
+        learned.answered(1500, Some(0), None, second);
+        learned.answered(0, Some(1000), None, second);
+        assert_eq!(tokens(&learned, 1500), (prompt_tokens, output));
+        learned.answered(u64::MAX, Some(1), Some(u32::MAX), Duration::MAX);
+        learned.answered(1, Some(u64::MAX), Some(0), Duration::ZERO);
+        assert!(tokens(&learned, u64::MAX).0 > 0);
         assert!(learned.retry_after(second) >= second);
+    }
+
+    #[test]
+    fn no_more_is_expected_than_is_allowed() {
+        let mut learned = Learned::default();
+        let output = |learned: &Learned, most| learned.demand(&prompt(1), Some(most)).output_tokens;
+        // Nothing is known: a typical answer, if that is allowed.
+        assert_eq!([0, 1, 16, 4096].map(|most| output(&learned, most)), [1, 1, 16, 0]);
+        learned.answered(1, None, Some(300), Duration::ZERO);
+        assert_eq!([0, 1, 16, 4096].map(|most| output(&learned, most)), [1, 1, 16, 300]);
     }
 }

@@ -9,8 +9,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::cache::Cache;
 use super::learned::Learned;
 use crate::config;
+use crate::schedule::prefix::{Prompt, Slot};
 use crate::schedule::speed::prior;
 use crate::schedule::{Ledger, Ticket};
 
@@ -51,8 +53,11 @@ pub struct Place {
     /// Its score among the pods of that moment.
     pub score: f32,
     pub(super) ticket: Ticket,
-    pub(super) prompt_bytes: usize,
+    /// Tokens of the prompt, by a guess.
+    pub(super) guessed: u64,
     pub(super) learned: Arc<Mutex<Learned>>,
+    pub(super) cache: Arc<Cache>,
+    pub(super) slot: Option<Slot>,
     pub(super) epoch: Instant,
     pub(super) taken: Instant,
     pub(super) ended: Option<(Option<u32>, Instant)>,
@@ -162,6 +167,13 @@ impl Pod {
 }
 
 impl Place {
+    /// The request, whose prompt this is, has been written to the pod: it has the prompt in its cache soon.
+    pub fn sent(&self, prompt: &Prompt) {
+        if let Some(slot) = self.slot {
+            self.cache.index.insert(slot, &prompt.blocks);
+        }
+    }
+
     /// The first content of a stream came. Of an answer in one piece that says nothing of the prompt.
     pub fn began(&self, at: Instant) {
         self.pod.ledger.lock().first_token(self.ticket, self.since_epoch(at));
@@ -174,7 +186,7 @@ impl Place {
         let at = last_received.unwrap_or_else(Instant::now);
         self.ended = Some((output, at));
         self.learned.lock().answered(
-            self.prompt_bytes,
+            self.guessed,
             prompt_tokens,
             output,
             at.saturating_duration_since(self.taken),

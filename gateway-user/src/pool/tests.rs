@@ -346,7 +346,7 @@ fn one_fast_answer_does_not_draw_requests_to_a_busier_pod() {
         pool.observed(id(&pool, 1), Reading { signals: busy, ..idle() }, now);
     };
     scrape(now);
-    let ask = Ask { prompt_bytes: 100, stream: true, ..Ask::default() };
+    let ask = Ask { stream: true, ..Ask::default() };
     for _ in 0..20 {
         let place = pool.reserve(ask, now).unwrap();
         assert_eq!(place.pod.id, id(&pool, 0));
@@ -360,4 +360,100 @@ fn one_fast_answer_does_not_draw_requests_to_a_busier_pod() {
         now += 4 * MS;
         scrape(now);
     }
+}
+
+/// A prompt of about so many tokens, read as a request's would be.
+fn prompt(pool: &Pool, tokens: usize, seed: &str) -> Prompt {
+    let body = format!("{{\"prompt\": \"{}\"}}", seed.repeat(tokens * 4 / seed.len()));
+    let mut scanner = crate::request::scan::Scanner::new();
+    scanner.feed(body.as_bytes()).unwrap();
+    pool.read_prompt(body.as_bytes(), &scanner.finish().unwrap().prompt, None)
+}
+
+/// Tokens of the prompt that each pod is thought to have.
+fn cached(pool: &Pool, prompt: &Prompt, now: Instant) -> Vec<u32> {
+    let ask = Ask { prompt, ..Ask::default() };
+    pool.explain(ask, now).iter().map(|status| status.view.cached_tokens).collect()
+}
+
+#[test]
+fn a_prompt_goes_where_it_has_been_computed() {
+    let pool = pool(4, "");
+    let now = Instant::now();
+    for number in 0..4 {
+        pool.observed(id(&pool, number), idle(), now);
+    }
+    let long = prompt(&pool, 4000, "once upon a time ");
+    let ask = Ask { prompt: &long, ..Ask::default() };
+    let first = pool.reserve(ask, now).unwrap();
+    let pod = first.pod.id;
+    // Nothing is there before it has been sent.
+    assert_eq!(cached(&pool, &long, now), [0; 4]);
+    first.sent(&long);
+    drop(first);
+    let expected: Vec<bool> = pool.pods().iter().map(|of| of.id == pod).collect();
+    let found: Vec<bool> =
+        cached(&pool, &long, now).iter().map(|tokens| (3900..4000).contains(tokens)).collect();
+    assert_eq!(found, expected);
+    assert_eq!(pool.reserve(ask, now).unwrap().pod.id, pod);
+    // Another prompt has nothing there, and a part of this one has a part.
+    assert_eq!(cached(&pool, &prompt(&pool, 4000, "another one "), now), [0; 4]);
+    let half = prompt(&pool, 2000, "once upon a time ");
+    assert!(cached(&pool, &half, now).iter().any(|tokens| (1900..2000).contains(tokens)));
+}
+
+#[test]
+fn what_a_pod_has_cached_is_forgotten_with_it() {
+    let now = Instant::now();
+    let asleep = |pool: &Pool| {
+        pool.observed(id(pool, 0), Reading { asleep: true, ..idle() }, now);
+    };
+    let gone = |pool: &Pool| {
+        pool.unobserved(id(pool, 0), &failure(Cause::Refused), now);
+    };
+    let silent = |pool: &Pool| {
+        pool.unobserved(id(pool, 0), &failure(Cause::Timeout), now);
+    };
+    let smaller = |pool: &Pool| {
+        pool.observed(id(pool, 0), Reading { kv_tokens: Some(640), ..idle() }, now);
+    };
+    let other_blocks = |pool: &Pool| {
+        pool.observed(id(pool, 0), Reading { block_size: Some(256), ..idle() }, now);
+    };
+    let table: [(&str, &dyn Fn(&Pool), _); 5] = [
+        ("asleep", &asleep, 0..=0),
+        ("gone", &gone, 0..=0),
+        ("silent", &silent, 3900..=3999),
+        // The last blocks go first: those ahead are of use without them.
+        ("a smaller cache", &smaller, 640..=640),
+        ("blocks of another size", &other_blocks, 0..=0),
+    ];
+    for (name, event, expected) in table {
+        let pool = pool(1, "");
+        pool.observed(id(&pool, 0), idle(), now);
+        let look = || prompt(&pool, 4000, "once upon a time ");
+        let long = look();
+        pool.reserve(Ask { prompt: &long, ..Ask::default() }, now).unwrap().sent(&long);
+        assert!((3900..4000).contains(&cached(&pool, &long, now)[0]), "{name}");
+        event(&pool);
+        let long = look();
+        let left = cached(&pool, &long, now)[0];
+        assert!(expected.contains(&left), "{name}: {left}");
+    }
+}
+
+#[test]
+fn the_index_is_counted_and_stays_small() {
+    let pool = pool(2, "");
+    let now = Instant::now();
+    pool.observed(id(&pool, 0), Reading { kv_tokens: Some(64_000), ..idle() }, now);
+    pool.observed(id(&pool, 1), Reading { kv_tokens: Some(64_000), ..idle() }, now);
+    for number in 0..300 {
+        let long = prompt(&pool, 4000, &format!("the story of number {number}. "));
+        let ask = Ask { prompt: &long, ..Ask::default() };
+        pool.reserve(ask, now).unwrap().sent(&long);
+    }
+    let usage = pool.metrics.prefix_usage().unwrap();
+    assert!((1800..=2000).contains(&usage.entries), "{}", usage.entries);
+    assert!(usage.bytes < 300_000, "{}", usage.bytes);
 }

@@ -280,10 +280,11 @@ fn typical_output(demand: &Demand) -> f32 {
     if demand.output_tokens == 0 { TYPICAL_OUTPUT } else { demand.output_tokens as f32 }
 }
 
-/// The prompt of a request of which nothing is known, and its answer: between the medians of public traces
+/// The prompt of a request of which nothing is known, and its answer below: between the medians of public traces
 /// of chat (1,020 and 129 tokens) and of code (1,469 and 13).
 const TYPICAL_PROMPT: f32 = 1024.0;
-const TYPICAL_OUTPUT: f32 = 128.0;
+/// The answer to a request of which nothing is known, in tokens: as above.
+pub const TYPICAL_OUTPUT: f32 = 128.0;
 
 /// Requests that must be seen before what they show counts more than what is assumed.
 const FEW: f32 = 4.0;

@@ -27,6 +27,8 @@ pub struct Prompt {
     pub head: Option<u64>,
     /// About how many tokens it has, media included.
     pub tokens: u64,
+    /// Tokens in each block.
+    pub block_tokens: u32,
 }
 
 /// What keeps equal prompts apart, and the size of a block.
@@ -38,6 +40,13 @@ pub struct Scope<'a> {
     pub adapter: Option<&'a str>,
     /// Tokens in a block, see [`super::block_tokens`].
     pub block_tokens: u32,
+}
+
+impl Default for &Prompt {
+    fn default() -> Self {
+        static NONE: Prompt = Prompt { blocks: Vec::new(), head: None, tokens: 0, block_tokens: 0 };
+        &NONE
+    }
 }
 
 impl Prompt {
@@ -88,7 +97,8 @@ impl Prompt {
             bytes = bytes.max(parts.filter_map(value).map(|value| value.len() as u64).sum());
         }
         let tokens = bytes.div_ceil(BYTES_PER_TOKEN as u64);
-        Self { head: writer.chain.head(), blocks: writer.chain.finish(), tokens }
+        let block_tokens = scope.block_tokens;
+        Self { head: writer.chain.head(), blocks: writer.chain.finish(), tokens, block_tokens }
     }
 }
 

@@ -1,0 +1,50 @@
+//! What a pool's pods are thought to have in their prefix caches, and the size of the blocks that it is kept in.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::request::scan::Parts;
+use crate::schedule::prefix::{Index, Prompt, Scope, Secret, block_tokens};
+
+/// The prefix index of one pool.
+#[derive(Debug)]
+pub(super) struct Cache {
+    pub(super) index: Arc<Index>,
+    secret: Secret,
+    block_tokens: AtomicU32,
+}
+
+impl Cache {
+    /// Nothing is known of any pod.
+    pub(super) fn new() -> Self {
+        Self {
+            index: Arc::new(Index::new()),
+            secret: Secret::random(),
+            block_tokens: AtomicU32::new(block_tokens([])),
+        }
+    }
+
+    /// Reads the prompt of a body whose parts have been found.
+    pub(super) fn read(
+        &self,
+        body: &[u8],
+        parts: &Parts,
+        model: &str,
+        adapter: Option<&str>,
+    ) -> Prompt {
+        let scope = Scope { model, adapter, block_tokens: self.block_tokens() };
+        Prompt::read(body, parts, &scope, &self.secret)
+    }
+
+    /// Tokens in each block of prompts that are read from now on.
+    pub(super) fn block_tokens(&self) -> u32 {
+        self.block_tokens.load(Ordering::Relaxed)
+    }
+
+    /// Takes the sizes of the pods' KV blocks. Returns whether that changes the size of ours; blocks of another
+    /// size are then found no more, and are forgotten as the oldest.
+    pub(super) fn set_block_sizes(&self, sizes: impl IntoIterator<Item = u32>) -> bool {
+        let tokens = block_tokens(sizes);
+        self.block_tokens.swap(tokens, Ordering::Relaxed) != tokens
+    }
+}
