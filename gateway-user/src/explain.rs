@@ -73,6 +73,8 @@ pub struct PodLine {
     pub running: Option<u32>,
     /// Age of the signals.
     pub signals_age_ms: Option<u64>,
+    /// Tokens of the prompt that it is thought to have cached.
+    pub cached_tokens: u32,
 }
 
 impl Explained {
@@ -140,8 +142,8 @@ impl Explained {
         let (names, filters) = (width(|pod| &pod.name, 3), width(|pod| &pod.filter, 6));
         let _ = write!(
             out,
-            "\n  {:<names$}  {:<filters$}  {:>7}  {:>9}  {:>4}  {:>7}  {:>7}  {:>6}",
-            "pod", "filter", "score", "in flight", "KV %", "waiting", "running", "age ms"
+            "\n  {:<names$}  {:<filters$}  {:>7}  {:>9}  {:>4}  {:>7}  {:>7}  {:>6}  {:>6}",
+            "pod", "filter", "score", "in flight", "KV %", "waiting", "running", "age ms", "cached"
         );
         for part in &parts {
             let _ = write!(out, "  {part:>7}");
@@ -150,7 +152,7 @@ impl Explained {
         for pod in &self.pods {
             let _ = write!(
                 out,
-                "  {:<names$}  {:<filters$}  {:>7}  {:>9}  {:>4}  {:>7}  {:>7}  {:>6}",
+                "  {:<names$}  {:<filters$}  {:>7}  {:>9}  {:>4}  {:>7}  {:>7}  {:>6}  {:>6}",
                 pod.name,
                 pod.filter,
                 show(pod.score.map(|score| format!("{score:.3}"))),
@@ -159,6 +161,7 @@ impl Explained {
                 show(pod.waiting),
                 show(pod.running),
                 show(pod.signals_age_ms),
+                pod.cached_tokens,
             );
             for part in &parts {
                 let value = pod.parts.iter().find(|(name, _)| name == part);
@@ -188,6 +191,7 @@ pub fn lines(pods: Vec<PodStatus>) -> Vec<PodLine> {
         waiting: status.view.signals.waiting,
         running: status.view.signals.running,
         signals_age_ms: status.view.age.map(|age| age.as_millis() as u64),
+        cached_tokens: status.view.cached_tokens,
     };
     pods.into_iter().map(line).collect()
 }

@@ -28,6 +28,7 @@ mod limits;
 mod metrics;
 mod models;
 mod outages;
+mod prefixes;
 mod recorder;
 mod relay;
 mod requests;
