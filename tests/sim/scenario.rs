@@ -278,7 +278,7 @@ pub static SCENARIOS: &[Scenario] = &[
                 (0.99, 1_120.0),
                 (1.0, 2_000.0),
             ]),
-            again: 0.6,
+            again: 0.8,
             recent: 200,
         },
         slo: Slo { ttft_ms: 5_000.0, tpot_ms: 100.0 },

@@ -8,6 +8,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use gateway_user::config::Saturation;
 use gateway_user::schedule::ledger::share;
+use gateway_user::schedule::prefix::{Index, Matches, Slot, block_tokens, capacity};
 use gateway_user::schedule::speed::prior;
 use gateway_user::schedule::{
     AdapterFit, Demand, Estimate, Ledger, NoPod, PodView, Policy as By, Preset, Profile, Scratch,
@@ -15,7 +16,6 @@ use gateway_user::schedule::{
 };
 
 use super::Policy;
-use super::index::Index;
 use crate::engine::kv::BLOCK_TOKENS;
 use crate::sim::SECOND;
 use crate::sim::gateway::{Looks, Seen};
@@ -26,6 +26,7 @@ pub(super) struct Sluice {
     profile: Profile,
     pods: Vec<Pod>,
     index: Index,
+    matches: Matches,
     tickets: HashMap<u64, Ticket>,
     /// Tokens of an answer, in the mean of the last ones.
     output: f64,
@@ -40,6 +41,8 @@ pub(super) struct Sluice {
 
 struct Pod {
     ledger: Ledger,
+    /// Its place in the index.
+    slot: Slot,
     kv_blocks: u32,
     cached: u32,
 }
@@ -56,7 +59,11 @@ impl Sluice {
     }
 
     fn new(preset: Preset, pods: usize, rng: Rng) -> Self {
-        let new = || Pod { ledger: Ledger::new(prior(None)), kv_blocks: 0, cached: 0 };
+        let index = Index::new();
+        let new = || {
+            let slot = index.join(capacity(None, KEY_TOKENS)).expect("no fleet is that large");
+            Pod { ledger: Ledger::new(prior(None)), slot, kv_blocks: 0, cached: 0 }
+        };
         Self {
             profile: Profile {
                 policy: By::Cost(preset),
@@ -65,7 +72,8 @@ impl Sluice {
                 stale_after: Duration::from_secs(3),
             },
             pods: (0..pods).map(|_| new()).collect(),
-            index: Index::new(pods, KEY_TOKENS / BLOCK_TOKENS),
+            index,
+            matches: Matches::default(),
             tickets: HashMap::new(),
             output: 0.0,
             estimate: Estimate::default(),
@@ -98,8 +106,9 @@ impl Policy for Sluice {
     fn pick(&mut self, ask: &Ask, pods: &[Seen], now: u64) -> Result<usize, NoPod> {
         self.compare(now);
         self.views.clear();
+        self.index.matched(&ask.keys, &mut self.matches);
         for (at, (seen, pod)) in pods.iter().zip(&mut self.pods).enumerate() {
-            pod.cached = (self.index.matched(at, &ask.keys) * KEY_TOKENS).min(ask.prompt);
+            pod.cached = (self.matches.blocks(pod.slot) * KEY_TOKENS).min(ask.prompt);
             self.views.push(PodView {
                 key: (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
                 ready: seen.ready,
@@ -132,11 +141,11 @@ impl Policy for Sluice {
 
     fn sent(&mut self, pod: usize, ask: &Ask, now: u64) {
         let output = self.output();
-        let Pod { ledger, kv_blocks, cached } = &mut self.pods[pod];
+        let Pod { ledger, slot, cached, .. } = &mut self.pods[pod];
         let sent = Sent { prompt: ask.prompt, uncached: ask.prompt - *cached, output };
         let ticket = ledger.dispatch(&self.estimate, sent, time(now));
         self.tickets.insert(ask.id, ticket);
-        self.index.insert(pod, *kv_blocks, &ask.keys);
+        self.index.insert(*slot, &ask.keys);
     }
 
     fn began(&mut self, pod: usize, ask: &Ask, now: u64) {
@@ -156,12 +165,17 @@ impl Policy for Sluice {
     }
 
     fn looked(&mut self, pod: usize, seen: &Seen, now: u64) {
-        self.pods[pod].kv_blocks = seen.kv_blocks;
-        self.pods[pod].ledger.scraped(&seen.signals, time(now));
+        let Pod { ledger, slot, kv_blocks, .. } = &mut self.pods[pod];
+        if *kv_blocks != seen.kv_blocks {
+            *kv_blocks = seen.kv_blocks;
+            let tokens = u64::from(seen.kv_blocks) * u64::from(BLOCK_TOKENS);
+            self.index.resize(*slot, capacity(Some(tokens), block_tokens([BLOCK_TOKENS])));
+        }
+        ledger.scraped(&seen.signals, time(now));
     }
 
     fn gone(&mut self, pod: usize) {
-        self.index.forget(pod);
+        self.index.leave(self.pods[pod].slot);
     }
 }
 
