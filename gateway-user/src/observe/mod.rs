@@ -7,6 +7,7 @@
 //! - [`exposition`]: bytes of Prometheus text become samples.
 //! - [`engines`]: the samples of each kind of model server become one [`Reading`].
 //! - [`models`]: the list of models becomes one [`Models`].
+//! - [`events`]: beside all this, pods may publish each change of their prefix caches.
 //!
 //! Everything ends in a [`Sink`], which the pool's state implements. What a pod's silence means for
 //! it is decided there, not here, and no decision ever waits for an answer.
@@ -16,6 +17,7 @@ mod link;
 mod pace;
 
 pub mod engines;
+pub mod events;
 pub mod exposition;
 pub mod models;
 pub mod scraper;
