@@ -124,6 +124,24 @@ impl Index {
         });
     }
 
+    /// The pod has said that it holds these blocks no longer. A prompt's blocks go from its end: as long as those behind
+    /// one of these are still here, a match may be taken to be longer than it is.
+    pub fn remove(&self, slot: Slot, blocks: &[u64]) {
+        self.with(slot, |member| {
+            for block in blocks.iter().map(|&block| key(block)) {
+                if member.lru.remove(block) {
+                    self.forget(slot, block);
+                }
+            }
+        });
+    }
+
+    /// The pod has said that it holds no more than `blocks` just now: if it is thought to hold clearly more, the oldest
+    /// go. It may hold more again later.
+    pub fn keep(&self, slot: Slot, blocks: usize) {
+        self.with(slot, |member| member.lru.keep(blocks, |block| self.forget(slot, block)));
+    }
+
     /// Finds for each pod how many of these blocks it holds from the first one on without a gap.
     pub fn matched(&self, blocks: &[u64], into: &mut Matches) {
         into.find(blocks, self.words.load(Ordering::Relaxed), |block, pods| {

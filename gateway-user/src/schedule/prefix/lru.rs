@@ -56,21 +56,22 @@ impl Lru {
 
     /// Drops the oldest blocks if there are too many, and some more so that the next time is not soon; calls `gone`
     /// for each.
-    pub(super) fn trim(&mut self, mut gone: impl FnMut(u64)) {
-        let len = self.used.len();
-        if len <= self.capacity {
-            return;
+    pub(super) fn trim(&mut self, gone: impl FnMut(u64)) {
+        if self.used.len() > self.capacity {
+            self.shrink(self.capacity - self.capacity / BATCH, gone);
         }
-        let surplus = len - (self.capacity - self.capacity / BATCH);
-        let mut times: Vec<u32> = self.used.iter().map(|(_, time)| time).collect();
-        let (_, &mut last, _) = times.select_nth_unstable(surplus - 1);
-        self.used.retain(|block, time| {
-            let keep = *time > last;
-            if !keep {
-                gone(block);
-            }
-            keep
-        });
+    }
+
+    /// Drops the oldest blocks if there are clearly more than `count`; calls `gone` for each.
+    pub(super) fn keep(&mut self, count: usize, gone: impl FnMut(u64)) {
+        if self.used.len() > count.saturating_add(count / BATCH) {
+            self.shrink(count, gone);
+        }
+    }
+
+    /// Forgets one block. Says whether it was here.
+    pub(super) fn remove(&mut self, block: u64) -> bool {
+        self.used.remove(block).is_some()
     }
 
     /// Forgets everything; calls `gone` for each block.
@@ -78,6 +79,20 @@ impl Lru {
         let old = std::mem::take(&mut self.used);
         old.iter().map(|(block, _)| block).for_each(gone);
         self.now = 0;
+    }
+
+    /// Drops all but so many blocks, the oldest, and those of the same age as the last of them.
+    fn shrink(&mut self, count: usize, mut gone: impl FnMut(u64)) {
+        let Some(last) = self.used.len().saturating_sub(count).checked_sub(1) else { return };
+        let mut times: Vec<u32> = self.used.iter().map(|(_, time)| time).collect();
+        let (_, &mut last, _) = times.select_nth_unstable(last);
+        self.used.retain(|block, time| {
+            let keep = *time > last;
+            if !keep {
+                gone(block);
+            }
+            keep
+        });
     }
 
     /// Sees to it that there are `count` more moments. Now and then all ages are halved: blocks of about the same age

@@ -31,10 +31,13 @@ impl Pod {
     }
 
     fn trim(&mut self) {
-        if self.blocks.len() <= self.capacity {
-            return;
+        if self.blocks.len() > self.capacity {
+            self.shrink(self.capacity - self.capacity / 16);
         }
-        while self.blocks.len() > self.capacity - self.capacity / 16 {
+    }
+
+    fn shrink(&mut self, count: usize) {
+        while self.blocks.len() > count {
             let oldest = *self.blocks.iter().min_by_key(|(_, time)| **time).unwrap().0;
             self.blocks.remove(&oldest);
         }
@@ -63,6 +66,9 @@ enum Step {
     Leave(usize),
     Clear(usize),
     Resize(usize, usize),
+    Keep(usize, usize),
+    /// The last blocks of all that start like this.
+    Remove(usize, u64, usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -72,7 +78,9 @@ fn step() -> impl Strategy<Value = Step> {
         20 => (pod.clone(), 0..729_u64, 0..24_u64).prop_map(|(pod, branch, len)| Step::Insert(pod, branch, len)),
         1 => pod.clone().prop_map(Step::Leave),
         1 => pod.clone().prop_map(Step::Clear),
-        1 => (pod, 1..60_usize).prop_map(|(pod, capacity)| Step::Resize(pod, capacity)),
+        1 => (pod.clone(), 1..60_usize).prop_map(|(pod, capacity)| Step::Resize(pod, capacity)),
+        2 => (pod.clone(), 0..60_usize).prop_map(|(pod, count)| Step::Keep(pod, count)),
+        2 => (pod, 0..729_u64, 0..24_usize).prop_map(|(pod, branch, len)| Step::Remove(pod, branch, len)),
     ]
 }
 
@@ -139,6 +147,35 @@ proptest! {
                     {
                         pod.capacity = capacity;
                         pod.trim();
+                    }
+                }
+                Step::Keep(pod, count) => {
+                    let Some(slot) = slots.get(pod) else { continue };
+                    index.keep(*slot, count);
+                    if is_current(&slots, pod)
+                        && let Some(pod) = model.pods.get_mut(&slot.index)
+                        && pod.blocks.len() > count + count / 16
+                    {
+                        pod.shrink(count);
+                    }
+                }
+                Step::Remove(pod, branch, len) => {
+                    let Some(slot) = slots.get(pod) else { continue };
+                    let start = prompt(branch, 24);
+                    let Some(&last) = start.get(len) else { continue };
+                    // No block may stay behind one that goes.
+                    let behind = |branch: u64| {
+                        let prompt = prompt(branch, 24);
+                        prompt[len] == last && prompt != start
+                    };
+                    let others = (0..729).filter(|branch| behind(*branch));
+                    let ends = others.flat_map(|branch| prompt(branch, 24).split_off(len));
+                    let gone: Vec<u64> = ends.chain(start[len..].iter().copied()).collect();
+                    index.remove(*slot, &gone);
+                    if is_current(&slots, pod)
+                        && let Some(pod) = model.pods.get_mut(&slot.index)
+                    {
+                        pod.blocks.retain(|block, _| !gone.contains(block));
                     }
                 }
             }
