@@ -57,6 +57,7 @@ impl Collector for Exposition {
         gateway_level(&mut writer, &self.shared.gateway, mean_kv(&pods))?;
         steering(&mut writer, &self.shared)?;
         direct(&mut writer, &pods, &self.shared.pools.read())?;
+        events(&mut writer, &self.shared.pools.read())?;
         flow(&mut writer, &self.shared.gateway)?;
         let build = &self.shared.build;
         writer
@@ -157,6 +158,27 @@ fn direct(
     direct().try_for_each(|(name, direct)| family.add(&[name], &direct.stale))?;
     let mut family = writer.family(&metric::DIRECT_RETRIES)?;
     direct().try_for_each(|(name, direct)| family.add(&[name], &direct.retries))
+}
+
+fn events(
+    writer: &mut Writer<'_, '_>,
+    pools: &BTreeMap<Arc<str>, Arc<PoolMetrics>>,
+) -> fmt::Result {
+    let events = || pools.iter().filter_map(|(name, pool)| Some((name, pool.events.get()?)));
+    let mut family = writer.family(&metric::EVENTS_KNOWN)?;
+    for (name, events) in events() {
+        for (pod, &known) in &*events.known.read() {
+            family.add(&[name, pod], &ConstGauge::new(u32::from(known)))?;
+        }
+    }
+    let mut family = writer.family(&metric::EVENTS)?;
+    events().try_for_each(|(name, events)| family.add(&[name], &events.events))?;
+    let mut family = writer.family(&metric::EVENTS_LOST)?;
+    events().try_for_each(|(name, events)| family.add(&[name], &events.lost))?;
+    let mut family = writer.family(&metric::EVENTS_MALFORMED)?;
+    events().try_for_each(|(name, events)| family.add(&[name], &events.malformed))?;
+    let mut family = writer.family(&metric::EVENTS_PROMPTS)?;
+    events().try_for_each(|(name, events)| family.add_each(Some(name), &events.prompts))
 }
 
 fn flow(writer: &mut Writer<'_, '_>, gateway: &GatewayMetrics) -> fmt::Result {

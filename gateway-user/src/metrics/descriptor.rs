@@ -139,6 +139,17 @@ describe! {
     /// Pods' sockets that the kernel passed over, as they were not there.
     DIRECT_RETRIES: Counter "direct_retries" ["pool"];
 
+    /// 1 while all that the pod's prefix cache holds is known from its own events, else 0.
+    EVENTS_KNOWN: Gauge "kv_events_complete" ["pool", "pod"];
+    /// Changes of pods' prefix caches that they told.
+    EVENTS: Counter "kv_events" ["pool"];
+    /// Messages with such events that never came.
+    EVENTS_LOST: Counter "kv_events_lost_messages" ["pool"];
+    /// Messages that could not be read.
+    EVENTS_MALFORMED: Counter "kv_events_malformed_messages" ["pool"];
+    /// Answered prompts that were looked for among what the pod had stored meanwhile.
+    EVENTS_PROMPTS: Counter "kv_events_prompts" ["pool", "result"];
+
     /// Answers, by what carried the body and why that.
     FLOW_RESPONSES: Counter "flow_responses" ["path", "reason"];
     /// Bytes of answers' bodies with their framing, by what carried them.

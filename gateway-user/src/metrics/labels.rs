@@ -147,6 +147,14 @@ labels! {
         Full = "full",
     }
 
+    /// Whether a prompt was recognised in the cache of the pod that answered it.
+    Recognition {
+        /// There was one chain of blocks that could be its own.
+        Recognised = "recognised",
+        /// There was none, as the pod had the prompt already, or there were several.
+        Unclear = "unclear",
+    }
+
     /// How a connection came to a worker.
     Arrival {
         /// The kernel steered it.

@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 
 mod collect;
 mod descriptor;
+mod events;
 mod format;
 mod gateway;
 mod labels;
@@ -24,9 +25,12 @@ mod window;
 
 pub use collect::PodSample;
 pub use descriptor::{ALL, Descriptor};
+pub use events::EventMetrics;
 pub use format::Format;
 pub use gateway::{GatewayMetrics, ListenerMetrics};
-pub use labels::{Arrival, Label, Outcome, Path, PathReason, Refusal, Rejection, ScrapeFailure};
+pub use labels::{
+    Arrival, Label, Outcome, Path, PathReason, Recognition, Refusal, Rejection, ScrapeFailure,
+};
 pub use pool::PoolMetrics;
 pub use record::Record;
 

@@ -8,6 +8,7 @@ use parking_lot::RwLock;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 
+use super::events::EventMetrics;
 use super::gateway::GatewayMetrics;
 use super::labels::{ByLabel, Outcome, Rejection, ScrapeFailure};
 use super::record::Record;
@@ -34,6 +35,7 @@ pub struct PoolMetrics {
     prefix_index: RwLock<Option<Arc<Index>>>,
     pub(super) scrape_failures: ByLabel<ScrapeFailure, Counter>,
     pub(super) direct: OnceLock<Direct>,
+    pub(super) events: OnceLock<EventMetrics>,
 }
 
 /// What is counted of a pool that takes whole connections.
@@ -65,6 +67,7 @@ impl PoolMetrics {
             prefix_index: RwLock::default(),
             scrape_failures: ByLabel::default(),
             direct: OnceLock::new(),
+            events: OnceLock::new(),
         }
     }
 
@@ -133,6 +136,11 @@ impl PoolMetrics {
         raise(&direct.fallbacks, fallbacks);
         raise(&direct.stale, stale);
         raise(&direct.retries, retried);
+    }
+
+    /// What is counted of its pods' KV events. Its series begin with the first call.
+    pub fn events(&self) -> &EventMetrics {
+        self.events.get_or_init(EventMetrics::default)
     }
 
     /// Counts a scrape of one of its pods that told nothing.

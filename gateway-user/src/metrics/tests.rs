@@ -103,6 +103,34 @@ fn what_the_kernel_counts_never_goes_back() {
 }
 
 #[test]
+fn a_pools_events_are_counted_from_the_first_on() {
+    let metrics = metrics();
+    let page = metrics.encode(Format::Text).unwrap();
+    assert!(!page.contains("sluice_kv_events_total{"), "{page}");
+    let events = metrics.pool("chat");
+    let events = events.events();
+    events.known("one", true);
+    events.known("two", true);
+    events.known("one", false);
+    events.left("two");
+    events.message(5, 0, false);
+    events.message(2, 7, true);
+    events.prompt(Recognition::Unclear);
+    let page = metrics.encode(Format::Text).unwrap();
+    for line in [
+        "sluice_kv_events_complete{pool=\"chat\",pod=\"one\"} 0",
+        "sluice_kv_events_total{pool=\"chat\"} 7",
+        "sluice_kv_events_lost_messages_total{pool=\"chat\"} 7",
+        "sluice_kv_events_malformed_messages_total{pool=\"chat\"} 1",
+        "sluice_kv_events_prompts_total{pool=\"chat\",result=\"recognised\"} 0",
+        "sluice_kv_events_prompts_total{pool=\"chat\",result=\"unclear\"} 1",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line}\nis not in\n{page}");
+    }
+    assert!(!page.contains("pod=\"two\""), "{page}");
+}
+
+#[test]
 fn what_is_unknown_is_absent() {
     let page = metrics().encode(Format::Text).unwrap();
     let of = |pod: &str| -> Vec<&str> {
@@ -250,6 +278,7 @@ fn the_docs_list_every_value_of_a_label() {
         texts::<PathReason>(),
         texts::<Arrival>(),
         texts::<ScrapeFailure>(),
+        texts::<Recognition>(),
     ];
     for text in all.concat() {
         assert!(page.contains(&format!("`{text}`")), "docs/metrics.md does not explain `{text}`");
@@ -306,6 +335,9 @@ fn full() -> Metrics {
     pool.direct(4, 1, 2);
     pool.set_prefix_index(&Arc::default());
     pool.placed(900, 300);
+    pool.events().known("known", true);
+    pool.events().message(3, 0, false);
+    pool.events().prompt(Recognition::Recognised);
     pool.scrape_failed(ScrapeFailure::Timeout);
     for &outcome in Outcome::ALL {
         pool.finished(&Record {
