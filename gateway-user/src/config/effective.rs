@@ -19,8 +19,8 @@ use super::shape::Shape;
 use super::tree::Node;
 use super::units::Size;
 use super::{
-    Config, Kernel, Limits, Listener, Loaded, MetricsSource, NamedFile, Pod, Saturation, Scheduler,
-    Steering, VirtualAddress,
+    Config, EventSource, Kernel, Limits, Listener, Loaded, MetricsSource, NamedFile, Pod,
+    Saturation, Scheduler, Steering, VirtualAddress,
 };
 use crate::schedule::Policy;
 
@@ -244,6 +244,10 @@ impl Builder<'_> {
                 admission_wait: scheduler.saturation.wait.0,
                 pods: self.pods(&scheduler, &path),
                 metrics: self.metrics(&scheduler, &path.field("metrics")),
+                kv_events: scheduler.kv_events.map(|events| {
+                    let document::KvEvents { port, topic } = events;
+                    EventSource { port, topic }
+                }),
                 direct: match scheduler.mode {
                     Mode::Request => None,
                     Mode::Connection => scheduler.listener,
@@ -317,6 +321,10 @@ impl Builder<'_> {
             let text = "cannot be told apart with mode: connection, where the gateway reads no \
                         request";
             self.fail(&path.field("loraAdapters"), &[], text);
+        }
+        if scheduler.kv_events.is_some() {
+            let text = "are of no use with mode: connection, where the gateway reads no request";
+            self.fail(&path.field("kvEvents"), &[], text);
         }
         if scheduler.pods.len() > MAX_DIRECT_PODS {
             let text = format!("are more than {MAX_DIRECT_PODS}, the most with mode: connection");

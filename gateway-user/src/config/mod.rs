@@ -272,6 +272,8 @@ pub struct Scheduler {
     pub pods: Vec<Pod>,
     /// Where their metrics are read.
     pub metrics: MetricsSource,
+    /// Where they publish their KV events, if they do.
+    pub kv_events: Option<EventSource>,
 }
 
 /// When a pod takes no more requests.
@@ -309,4 +311,13 @@ pub struct MetricsSource {
     pub idle_interval: Duration,
     /// Signals older than this are unknown. Default 3 s.
     pub stale_after: Duration,
+}
+
+/// Where pods publish their KV events.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct EventSource {
+    /// The port of each pod's publisher. Default 5557.
+    pub port: u16,
+    /// What the topics of its messages start with. Default: all.
+    pub topic: String,
 }

@@ -3,11 +3,11 @@
 
 use super::document::{
     Admin, ApiVersion, AppProtocol, Bbr, Debugging, FlowPath, InferenceGatewayConfig, Kernel, Kind,
-    Limits, Listener, Metadata, Metrics, Mode, Pod, Protocol, SaturationLimits, Scheduler, Spec,
-    VirtualAddress,
+    KvEvents, Limits, Listener, Metadata, Metrics, Mode, Pod, Protocol, SaturationLimits,
+    Scheduler, Spec, VirtualAddress,
 };
 use super::units::{Block, KubeDuration, Size};
-use super::{Config, MetricsSource, policy};
+use super::{Config, EventSource, MetricsSource, policy};
 use crate::schedule::Policy;
 
 impl Config {
@@ -115,6 +115,10 @@ fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
         target_port: Scheduler::port(),
         app_protocol: AppProtocol::Http,
         metrics: metrics(&scheduler.metrics),
+        kv_events: scheduler.kv_events.as_ref().map(|events| {
+            let EventSource { port, topic } = events.clone();
+            KvEvents { port, topic }
+        }),
         profile: scheduler.profile.clone(),
         weights,
         picker_config: None,

@@ -26,7 +26,7 @@ pub use self::policy::{
     SaturationLimits, ScorerParameters, TokenLoadParameters, WeightMap,
 };
 pub use self::scheduler::{
-    AppProtocol, ConfigMapRef, Engine, Metrics, Mode, Picker, Pod, Scheduler,
+    AppProtocol, ConfigMapRef, Engine, KvEvents, Metrics, Mode, Picker, Pod, Scheduler,
 };
 use super::units::{Block, KubeDuration, Size};
 use super::{KernelLog, Steering};

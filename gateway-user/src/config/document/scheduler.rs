@@ -60,6 +60,10 @@ pub struct Scheduler {
     /// Where pods' metrics are read.
     #[serde(default)]
     pub metrics: Metrics,
+    /// Where pods tell of each change of their prefix caches (vLLM, SGLang: `--kv-events-config`). Without it, what
+    /// they hold is guessed from what was sent to them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_events: Option<KvEvents>,
     /// How pods compare: `latency` (early first tokens; the default with `mode: request`), `throughput`, or
     /// one of `spec.profiles`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -203,6 +207,25 @@ impl Default for Metrics {
             idle_interval: KubeDuration(Duration::from_secs(1)),
             stale_after: KubeDuration(Duration::from_secs(3)),
         }
+    }
+}
+
+/// Where pods publish their KV events.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct KvEvents {
+    /// The port of each pod's ZeroMQ publisher, which has to listen there: an endpoint such as `tcp://*:5557`.
+    #[schemars(range(min = 1, max = 65535), extend("format" = "port"))]
+    pub port: u16,
+    /// What the topics of its messages start with; all by default.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 253), extend("format" = "label", "x-example" = "kv@"))]
+    pub topic: String,
+}
+
+impl Default for KvEvents {
+    fn default() -> Self {
+        Self { port: 5557, topic: String::new() }
     }
 }
 
