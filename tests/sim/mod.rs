@@ -22,7 +22,7 @@ pub mod world;
 
 pub use figures::Figures;
 pub use scenario::{SCENARIOS, Scenario};
-pub use world::run;
+pub use world::{WARM_UP, run};
 
 /// A second of simulated time.
 pub const SECOND: u64 = 1_000_000;

@@ -457,7 +457,7 @@ impl Flight {
 }
 
 /// Share of a run whose requests do not count: caches fill and speeds are learned.
-const WARM_UP: f64 = 0.1;
+pub const WARM_UP: f64 = 0.1;
 
 /// From a pod's death to when every gateway leaves it out: three failed probes.
 const NOTICED: u64 = 5 * SECOND;

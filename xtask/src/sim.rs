@@ -3,6 +3,7 @@
 //! The simulation itself is the program `sim` (`tests/sim`).
 
 mod plot;
+mod real;
 
 use std::fs;
 use std::path::Path;
@@ -44,6 +45,12 @@ pub(crate) struct Options {
     /// loads, docs/images/sim-loads.svg.
     #[arg(long)]
     plot: bool,
+    /// Run a few small scenarios with real gateways in real time, and simulate the same ones: minutes.
+    #[arg(long, conflicts_with_all = ["seeds", "loads", "full", "gateways", "times", "plot"])]
+    real: bool,
+    /// With --real, how long requests come in each scenario [default: 90].
+    #[arg(long, requires = "real")]
+    seconds: Option<f64>,
 }
 
 /// Builds the simulator and runs it.
@@ -51,6 +58,9 @@ pub(crate) struct Options {
 /// # Errors
 /// It cannot be built, or nothing has such a name.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if options.real {
+        return real::run(options);
+    }
     let mut cargo = shell::cargo();
     // A debug build takes twenty times as long.
     cargo.args(["build", "--quiet", "--release", "-p", "sluice-tests", "--bin", "sim"]);
@@ -137,6 +147,8 @@ mod tests {
             times: Some(4),
             json: false,
             plot: true,
+            real: false,
+            seconds: None,
         };
         let line = shell::line(&command(&options));
         assert_eq!(line, "sim --scenario a,b --loads 0.5,1 --seeds 3 --times 4 --full");
