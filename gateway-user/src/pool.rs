@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -18,10 +19,11 @@ mod cache;
 mod learned;
 mod pod;
 
-use self::cache::Cache;
+use self::cache::{Cache, Share};
 use self::learned::Learned;
-use crate::config::{MetricsSource, Scheduler};
+use crate::config::{EventSource, MetricsSource, Scheduler};
 use crate::metrics::PoolMetrics;
+use crate::observe::events::{Held, Observation};
 use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
 use crate::request::scan::Parts;
 use crate::schedule::filter::Tier;
@@ -44,6 +46,8 @@ pub struct Pool {
     pub adapters: Vec<Arc<str>>,
     /// Where the pods' metrics are read.
     pub source: MetricsSource,
+    /// Where the pods publish what they have cached, if that is wanted.
+    pub kv_events: Option<EventSource>,
     /// What is counted for it.
     pub metrics: Arc<PoolMetrics>,
     /// It takes whole connections, at a listener of its own.
@@ -146,6 +150,8 @@ struct Entry {
     kv_tokens: Option<u32>,
     /// Tokens in one of its KV blocks.
     block_size: Option<u32>,
+    /// Prompts that it has answered, until somebody follows its events.
+    prompts: Option<mpsc::Receiver<Observation>>,
     /// Its place in the prefix index; none in a pool of more pods than that takes.
     slot: Option<Slot>,
     /// Sequences that may run at once.
@@ -183,25 +189,30 @@ impl Pool {
         let pods = scheduler
             .pods
             .iter()
-            .map(|pod| Entry {
-                pod: Arc::new(Pod::new(pod)),
-                signals: Signals::default(),
-                engine: None,
-                observed: None,
-                active: Vec::new(),
-                loaded: Vec::new(),
-                listed: false,
-                loads: false,
-                sent: VecDeque::new(),
-                kv_tokens: None,
-                block_size: None,
-                slot: cache.index.join(capacity),
-                slots: None,
-                asleep: false,
-                stranger: None,
-                reach: Reach::Up,
-                trouble: None,
-                broken: 0,
+            .map(|pod| {
+                let channel = scheduler.kv_events.as_ref().map(|_| mpsc::channel(PROMPTS));
+                let (sender, prompts) = channel.unzip();
+                Entry {
+                    pod: Arc::new(Pod::new(pod, sender)),
+                    prompts,
+                    signals: Signals::default(),
+                    engine: None,
+                    observed: None,
+                    active: Vec::new(),
+                    loaded: Vec::new(),
+                    listed: false,
+                    loads: false,
+                    sent: VecDeque::new(),
+                    kv_tokens: None,
+                    block_size: None,
+                    slot: cache.index.join(capacity),
+                    slots: None,
+                    asleep: false,
+                    stranger: None,
+                    reach: Reach::Up,
+                    trouble: None,
+                    broken: 0,
+                }
             })
             .collect();
         Self {
@@ -210,6 +221,7 @@ impl Pool {
             aliases: scheduler.aliases.iter().map(|name| name.as_str().into()).collect(),
             adapters: scheduler.lora_adapters.iter().map(|name| name.as_str().into()).collect(),
             source: scheduler.metrics.clone(),
+            kv_events: scheduler.kv_events.clone(),
             metrics,
             is_direct: scheduler.direct.is_some(),
             profile: Profile {
@@ -309,6 +321,15 @@ impl Pool {
     /// The pods, in the order of the configuration.
     pub fn pods(&self) -> Vec<Arc<Pod>> {
         self.inner.lock().pods.iter().map(|entry| Arc::clone(&entry.pod)).collect()
+    }
+
+    /// A pod's part of the prefix index and the prompts that it has answered, for whoever follows its events.
+    /// Once; none where events are not wanted.
+    pub fn cache_of(&self, id: PodId) -> Option<(impl Held + use<>, mpsc::Receiver<Observation>)> {
+        let mut inner = self.inner.lock();
+        let entry = inner.pods.iter_mut().find(|entry| entry.pod.id == id)?;
+        let slot = entry.slot?;
+        Some((Share { cache: Arc::clone(&self.cache), slot }, entry.prompts.take()?))
     }
 
     /// Whether any pod could be given a request now.
@@ -740,6 +761,9 @@ fn left_out(tier: Tier) -> Option<String> {
 /// Adapters that fit at once where a pod does not tell, and the most that are remembered.
 const ADAPTER_SLOTS: u32 = 4;
 const MOST_ADAPTER_SLOTS: u32 = 256;
+
+/// Answered prompts that may wait for a pod's events to be read.
+const PROMPTS: usize = 256;
 
 /// How often pods' speeds are compared, for each 16 pods of a pool: that costs about a microsecond a pod.
 const SHARED_EVERY: Duration = Duration::from_millis(2);

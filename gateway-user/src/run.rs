@@ -22,7 +22,9 @@ use crate::gateway::Gateway;
 use crate::kernel::Flows;
 use crate::listen::{self, bind, bind_all, bind_alone};
 use crate::metrics::Arrival;
+use crate::observe::events::{self, CacheSink};
 use crate::observe::{self, Target};
+use crate::pool::{Pod, Pool};
 use crate::publish::{Bound, Steered};
 use crate::takeover::{Description, Handed, Handover, Inherited, Predecessor, Role, Successor};
 use crate::watch::PodSink;
@@ -407,12 +409,24 @@ fn watch_pods(gateway: &Arc<Gateway>, changed: &Rc<Notify>) {
             let sink = PodSink {
                 gateway: Arc::clone(gateway),
                 pool: Arc::clone(pool),
-                pod,
+                pod: Arc::clone(&pod),
                 changed: Rc::clone(changed),
             };
             spawn_local(observe::watch(target, sink, fastrand::Rng::new()));
+            follow_events(pool, &pod);
         }
     }
+}
+
+/// Follows what a pod says of its prefix cache, if that is wanted.
+fn follow_events(pool: &Pool, pod: &Pod) {
+    let Some(source) = &pool.kv_events else { return };
+    let Some((held, prompts)) = pool.cache_of(pod.id) else { return };
+    let address = SocketAddr::new(pod.address.ip(), source.port);
+    let target = events::Target { address, topic: source.topic.clone() };
+    let metrics = Arc::clone(&pool.metrics);
+    let sink = CacheSink::new(held, metrics, Arc::clone(&pool.name), Arc::clone(&pod.name));
+    spawn_local(events::follow(target, sink, prompts, fastrand::Rng::new()));
 }
 
 /// Waits until every pod has been asked or found unreachable, but not long.

@@ -282,8 +282,9 @@ async fn pass(
 ) -> Exchange {
     // No other pod will need the body, and the answer may take minutes.
     let usage = request.usage();
-    let Request { side, head, body, reserved, .. } = request;
+    let Request { side, head, body, reserved, prompt, .. } = request;
     drop((head, body, reserved));
+    let prompt = Some(prompt).filter(|_| place.pod.wants_prompts());
     let side = ClientSide { explain: explained.as_deref(), ..side };
     let Answer { mut upstream, begun, trouble, sent } = answer;
     let (status, stream, first_received) =
@@ -343,6 +344,9 @@ async fn pass(
     if was_fine && outcome == Outcome::Ok && status == 200 {
         let usage = tail.usage();
         let counted = Some(chunks).filter(|chunks| stream && *chunks > 0);
+        if let (true, Some(prompt), Some(tokens)) = (stream, prompt, usage.prompt_tokens) {
+            place.answered(prompt, tokens, sent, first_received);
+        }
         place.end(Answered {
             prompt_tokens: usage.prompt_tokens,
             output_tokens: usage.completion_tokens.or(counted),

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::observe::events::Held;
 use crate::request::scan::Parts;
-use crate::schedule::prefix::{Index, Prompt, Scope, Secret, block_tokens};
+use crate::schedule::prefix::{Index, Prompt, Scope, Secret, Slot, block_tokens};
 
 /// The prefix index of one pool.
 #[derive(Debug)]
@@ -46,5 +47,27 @@ impl Cache {
     pub(super) fn set_block_sizes(&self, sizes: impl IntoIterator<Item = u32>) -> bool {
         let tokens = block_tokens(sizes);
         self.block_tokens.swap(tokens, Ordering::Relaxed) != tokens
+    }
+}
+
+/// A pod's part of the cache, for what its own events say of it.
+#[derive(Debug)]
+pub(super) struct Share {
+    pub(super) cache: Arc<Cache>,
+    pub(super) slot: Slot,
+}
+
+impl Held for Share {
+    fn cleared(&self) {
+        self.cache.index.clear(self.slot);
+    }
+
+    fn removed(&self, blocks: &[u64]) {
+        self.cache.index.remove(self.slot, blocks);
+    }
+
+    fn holds(&self, tokens: u64) {
+        let blocks = tokens.div_ceil(self.cache.block_tokens().max(1).into());
+        self.cache.index.keep(self.slot, usize::try_from(blocks).unwrap_or(usize::MAX));
     }
 }

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use super::cache::Cache;
 use super::learned::Learned;
 use crate::config;
+use crate::observe::events::Observation;
 use crate::schedule::prefix::{Prompt, Slot};
 use crate::schedule::speed::prior;
 use crate::schedule::{Ledger, Ticket};
@@ -37,6 +38,8 @@ pub struct Pod {
     tokens: AtomicU64,
     failures: AtomicU64,
     woken: Notify,
+    /// Where prompts go that it has answered; none where nobody asks for its events.
+    prompts: Option<mpsc::Sender<Observation>>,
     /// Never held while another lock is waited for.
     pub(super) ledger: Mutex<Ledger>,
 }
@@ -76,7 +79,7 @@ pub struct Answered {
 
 impl Pod {
     /// The pod of a configuration's entry; nothing is known of it yet.
-    pub(super) fn new(pod: &config::Pod) -> Self {
+    pub(super) fn new(pod: &config::Pod, prompts: Option<mpsc::Sender<Observation>>) -> Self {
         Self {
             id: PodId(NEXT_POD.fetch_add(1, Ordering::Relaxed)),
             key: key(pod.address),
@@ -90,6 +93,7 @@ impl Pod {
             tokens: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             woken: Notify::new(),
+            prompts,
             ledger: Mutex::new(Ledger::new(prior(pod.gpu.as_deref()))),
         }
     }
@@ -155,6 +159,11 @@ impl Pod {
         self.failures.load(Ordering::Relaxed)
     }
 
+    /// Prompts that it has answered are wanted: see [`Place::answered`].
+    pub fn wants_prompts(&self) -> bool {
+        self.prompts.is_some()
+    }
+
     /// Counts tokens that it has generated.
     pub fn generated(&self, tokens: u64) {
         self.tokens.fetch_add(tokens, Ordering::Relaxed);
@@ -191,6 +200,22 @@ impl Place {
             output,
             at.saturating_duration_since(self.taken),
         );
+    }
+
+    /// The pod has answered this prompt, and says that it has so many tokens: for recognising it among the pod's
+    /// events. `sent`: when the request had been written, `first`: when the first content came.
+    pub fn answered(&self, prompt: Prompt, tokens: u64, sent: Instant, first: Instant) {
+        let Some(prompts) = &self.pod.prompts else { return };
+        let Prompt { blocks, tokens: guessed_tokens, block_tokens, .. } = prompt;
+        // What nobody has time for is learned from another prompt.
+        let _ = prompts.try_send(Observation {
+            blocks,
+            block_tokens,
+            guessed_tokens,
+            tokens,
+            sent,
+            answered: first,
+        });
     }
 
     fn since_epoch(&self, at: Instant) -> Duration {

@@ -405,28 +405,13 @@ fn a_prompt_goes_where_it_has_been_computed() {
 #[test]
 fn what_a_pod_has_cached_is_forgotten_with_it() {
     let now = Instant::now();
-    let asleep = |pool: &Pool| {
-        pool.observed(id(pool, 0), Reading { asleep: true, ..idle() }, now);
-    };
-    let gone = |pool: &Pool| {
-        pool.unobserved(id(pool, 0), &failure(Cause::Refused), now);
-    };
-    let silent = |pool: &Pool| {
-        pool.unobserved(id(pool, 0), &failure(Cause::Timeout), now);
-    };
-    let smaller = |pool: &Pool| {
-        pool.observed(id(pool, 0), Reading { kv_tokens: Some(640), ..idle() }, now);
-    };
-    let other_blocks = |pool: &Pool| {
-        pool.observed(id(pool, 0), Reading { block_size: Some(256), ..idle() }, now);
-    };
-    let table: [(&str, &dyn Fn(&Pool), _); 5] = [
-        ("asleep", &asleep, 0..=0),
-        ("gone", &gone, 0..=0),
-        ("silent", &silent, 3900..=3999),
+    let table = [
+        ("asleep", Ok(Reading { asleep: true, ..idle() }), 0..=0),
+        ("gone", Err(Cause::Refused), 0..=0),
+        ("silent", Err(Cause::Timeout), 3900..=3999),
         // The last blocks go first: those ahead are of use without them.
-        ("a smaller cache", &smaller, 640..=640),
-        ("blocks of another size", &other_blocks, 0..=0),
+        ("a smaller cache", Ok(Reading { kv_tokens: Some(640), ..idle() }), 640..=640),
+        ("blocks of another size", Ok(Reading { block_size: Some(256), ..idle() }), 0..=0),
     ];
     for (name, event, expected) in table {
         let pool = pool(1, "");
@@ -435,7 +420,14 @@ fn what_a_pod_has_cached_is_forgotten_with_it() {
         let long = look();
         pool.reserve(Ask { prompt: &long, ..Ask::default() }, now).unwrap().sent(&long);
         assert!((3900..4000).contains(&cached(&pool, &long, now)[0]), "{name}");
-        event(&pool);
+        match event {
+            Ok(reading) => {
+                pool.observed(id(&pool, 0), reading, now);
+            }
+            Err(cause) => {
+                pool.unobserved(id(&pool, 0), &failure(cause), now);
+            }
+        }
         let long = look();
         let left = cached(&pool, &long, now)[0];
         assert!(expected.contains(&left), "{name}: {left}");

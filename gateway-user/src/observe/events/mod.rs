@@ -42,7 +42,7 @@ mod wire;
 
 pub use follow::{Target, follow};
 pub use learn::Observation;
-pub use sink::{CacheSink, Held, Member};
+pub use sink::{CacheSink, Held};
 pub use tracker::{Change, Knowledge};
 pub use wire::Failure;
 

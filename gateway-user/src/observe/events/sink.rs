@@ -7,7 +7,6 @@ use tracing::{debug, info, warn};
 
 use super::{Change, Failure, Knowledge, Sink};
 use crate::metrics::{PoolMetrics, Recognition};
-use crate::schedule::prefix::{Index, Slot};
 
 /// What the prefix index has of one pod.
 pub trait Held {
@@ -19,32 +18,6 @@ pub trait Held {
 
     /// The pod holds this many tokens, and no more.
     fn holds(&self, tokens: u64);
-}
-
-/// A pod in an index.
-#[derive(Clone, Debug)]
-pub struct Member {
-    /// The index.
-    pub index: Arc<Index>,
-    /// The pod's place in it.
-    pub slot: Slot,
-    /// Tokens in a block of the index.
-    pub block_tokens: u32,
-}
-
-impl Held for Member {
-    fn cleared(&self) {
-        self.index.clear(self.slot);
-    }
-
-    fn removed(&self, blocks: &[u64]) {
-        self.index.remove(self.slot, blocks);
-    }
-
-    fn holds(&self, tokens: u64) {
-        let blocks = tokens.div_ceil(u64::from(self.block_tokens.max(1)));
-        self.index.keep(self.slot, usize::try_from(blocks).unwrap_or(usize::MAX));
-    }
 }
 
 /// Where the news of one pod's cache go.
@@ -116,12 +89,37 @@ impl<H> Drop for CacheSink<H> {
 mod tests {
     use tokio::time::Instant;
 
+    /// A pod in an index.
+    #[derive(Clone, Debug)]
+    struct Member {
+        index: Arc<Index>,
+        slot: Slot,
+        /// Tokens in a block of the index.
+        block_tokens: u32,
+    }
+
+    impl Held for Member {
+        fn cleared(&self) {
+            self.index.clear(self.slot);
+        }
+
+        fn removed(&self, blocks: &[u64]) {
+            self.index.remove(self.slot, blocks);
+        }
+
+        fn holds(&self, tokens: u64) {
+            let blocks = tokens.div_ceil(u64::from(self.block_tokens.max(1)));
+            self.index.keep(self.slot, usize::try_from(blocks).unwrap_or(usize::MAX));
+        }
+    }
+
     use super::*;
     use crate::metrics::{Build, Format, Metrics};
     use crate::observe::events::learn::Observation;
     use crate::observe::events::testing::{cleared, payload, removed, stored};
     use crate::observe::events::tracker::Tracker;
     use crate::schedule::prefix::Matches;
+    use crate::schedule::prefix::{Index, Slot};
 
     struct Rig {
         metrics: Metrics,
