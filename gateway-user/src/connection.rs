@@ -209,7 +209,13 @@ async fn inference(
     };
     let mut forward = head.forward;
     finish_head(&mut forward, bytes.len(), id);
-    let side = ClientSide { http10: head.http10, keep_alive, request_id: id, explain: None };
+    let side = ClientSide {
+        http10: head.http10,
+        keep_alive,
+        request_id: id,
+        explain: None,
+        session: None,
+    };
     let adapter = target.adapter.as_deref();
     let prompt = target.pool.read_prompt(&bytes, &fields.prompt, adapter);
     let request = Request {
@@ -218,6 +224,7 @@ async fn inference(
         reserved,
         adapter,
         prompt,
+        session: head.session.as_deref(),
         max_tokens: fields.max_tokens,
         stream: fields.stream,
         to_head: false,

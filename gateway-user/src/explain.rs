@@ -94,6 +94,7 @@ impl Explained {
         let ask = Ask {
             adapter,
             prompt: &prompt,
+            session: None,
             max_tokens: fields.max_tokens,
             stream: fields.stream,
             tried: &[],

@@ -29,8 +29,8 @@ use crate::request::scan::Parts;
 use crate::schedule::filter::Tier;
 use crate::schedule::prefix::{self, Matches, Prompt, Slot};
 use crate::schedule::{
-    self, AdapterFit, Demand, NoPod, Picker, PodView, Policy, Profile, Scratch, Sent, Signals,
-    ledger,
+    self, AdapterFit, Demand, NoPod, Picker, PodView, Policy, Profile, Scorer, Scratch, Sent,
+    Signals, ledger,
 };
 
 /// The pods that serve one base model.
@@ -53,6 +53,8 @@ pub struct Pool {
     /// It takes whole connections, at a listener of its own.
     pub is_direct: bool,
     profile: Profile,
+    /// Clients are told what brings their next request to the same pod.
+    keeps_sessions: bool,
     inner: Mutex<Inner>,
     /// Requests that were to be placed so far, and whole connections that were.
     placed: AtomicU64,
@@ -69,6 +71,8 @@ pub struct Ask<'a> {
     pub adapter: Option<&'a str>,
     /// Its prompt, by [`Pool::read_prompt`].
     pub prompt: &'a Prompt,
+    /// The session that it says it belongs to.
+    pub session: Option<&'a str>,
     /// The most tokens that its answer may have.
     pub max_tokens: Option<u64>,
     /// Its first token will be seen.
@@ -128,6 +132,8 @@ struct Inner {
     views: Vec<PodView>,
     scratch: Scratch,
     matches: Matches,
+    /// Requests so far whose prompt no pod had cached.
+    cold: u64,
     rng: fastrand::Rng,
     /// When what is known of each pod was last made the others' prior.
     shared: Duration,
@@ -163,6 +169,8 @@ struct Entry {
     trouble: Option<String>,
     /// Requests in a row that broke off before any content.
     broken: u32,
+    /// The place among requests that no pod had cached, of the last one sent there; 0 is never.
+    last_used: u64,
 }
 
 /// Whether a pod can be reached, as far as is known.
@@ -212,6 +220,7 @@ impl Pool {
                     reach: Reach::Up,
                     trouble: None,
                     broken: 0,
+                    last_used: 0,
                 }
             })
             .collect();
@@ -224,6 +233,7 @@ impl Pool {
             kv_events: scheduler.kv_events.clone(),
             metrics,
             is_direct: scheduler.direct.is_some(),
+            keeps_sessions: scheduler.policy.weighs(Scorer::SessionAffinity),
             profile: Profile {
                 policy: scheduler.policy.clone(),
                 saturation: scheduler.saturation,
@@ -235,6 +245,7 @@ impl Pool {
                 views: Vec::new(),
                 scratch: Scratch::default(),
                 matches: Matches::default(),
+                cold: 0,
                 rng: fastrand::Rng::with_seed(seed),
                 shared: Duration::ZERO,
             }),
@@ -262,13 +273,17 @@ impl Pool {
         // Metrics that take too long do not prove a pod dead: servers have been seen to answer requests and
         // nothing else while they are overloaded. Before all are sent away, those are tried.
         inner.look(ask, &expected, &self.cache, true, now, at);
-        let Inner { pods, views, scratch, rng, .. } = &mut *inner;
+        let Inner { pods, views, scratch, matches, cold, rng, .. } = &mut *inner;
         let pick = schedule::pick(views, &demand, &self.profile, rng, scratch)?;
         let (Some(entry), Some(view)) = (pods.get_mut(pick.index), views.get(pick.index)) else {
             return Err(NoPod::Empty);
         };
         if let Some(adapter) = ask.adapter {
             entry.sent_adapter(adapter);
+        }
+        if matches.most() == 0 {
+            *cold += 1;
+            entry.last_used = *cold;
         }
         // A prompt that does not fit is refused by the pod, and not worked on.
         let prompt = demand.prompt_tokens.min(entry.kv_tokens.unwrap_or(u32::MAX));
@@ -290,6 +305,7 @@ impl Pool {
             learned: Arc::clone(&self.learned),
             cache: Arc::clone(&self.cache),
             slot: entry.slot,
+            keeps_session: self.keeps_sessions,
             epoch: self.epoch,
             taken: now,
             ended: None,
@@ -648,7 +664,10 @@ impl Entry {
                 Some(_) if self.listed && !self.loads => AdapterFit::Unlisted,
                 Some(_) => AdapterFit::Absent,
             },
-            ..PodView::default()
+            cached_tokens: 0,
+            session: ask.session.is_some_and(|session| *session == *self.pod.session),
+            last_used: self.last_used,
+            context_range: self.pod.context_range,
         }
     }
 

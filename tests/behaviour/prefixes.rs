@@ -1,11 +1,11 @@
-//! Prompts that begin alike, over engines with prefix caches.
+//! Where requests go by what they are: prompts that begin alike, sessions, prompts of all lengths.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::SocketAddr;
 
 use serde_json::{Value, json};
-use sluice_tests::client::post;
+use sluice_tests::client::{Client, Response, chat, post};
 use sluice_tests::engine::{Options, Server};
 use sluice_tests::gateway::{Gateway, Plan};
 
@@ -77,4 +77,59 @@ fn a_pod_that_came_back_has_nothing() {
     assert_eq!(conversation.ask(gateway.address), 0);
     let cached = conversation.ask(gateway.address);
     assert!(cached > 2500, "{cached}");
+}
+
+/// Asks with a session's token.
+fn ask_as(token: &str, stream: bool, address: SocketAddr) -> Response {
+    let body = chat("base", 1, stream).to_string();
+    let mut client = Client::connect(address);
+    client.send(format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\nX-Session-Token: {token}\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    ));
+    client.response()
+}
+
+#[test]
+fn a_session_stays_where_it_was_served() {
+    let pods = engines(4);
+    let plan = Plan::pool("base", &pods).scheduler("    weights: {session: 10}");
+    let gateway = Gateway::start(&plan);
+    let asked = || pods.iter().map(|pod| pod.stats().requests_to(CHAT)).collect::<Vec<_>>();
+    let first = post(gateway.address, CHAT, &chat("base", 1, true));
+    let token = first.header("x-session-token").unwrap().to_owned();
+    let one = asked();
+    for stream in [true, false].repeat(8) {
+        let response = ask_as(&token, stream, gateway.address);
+        assert_eq!((response.status, response.header("x-session-token")), (200, Some(&*token)));
+    }
+    assert_eq!(asked(), one.iter().map(|count| count * 17).collect::<Vec<_>>());
+    // Nonsense is nobody's, and pods that keep no sessions tell nothing.
+    assert_eq!(ask_as("zzz", false, gateway.address).status, 200);
+    let plain = Gateway::start(&Plan::pool("base", &pods));
+    let response = post(plain.address, CHAT, &chat("base", 1, false));
+    assert_eq!((response.status, response.header("x-session-token")), (200, None));
+}
+
+#[test]
+fn long_prompts_go_to_the_pods_that_are_meant_for_them() {
+    let pods = engines(2);
+    // Behind an empty list of pods.
+    let mut lines = String::new();
+    for (pod, range) in pods.iter().zip(["0-2000", "2001-100000"]) {
+        let (ip, port) = (pod.addr.ip(), pod.addr.port());
+        lines += &format!("    - {{address: {ip}, port: {port}, contextLengthRange: {range}}}\n");
+    }
+    let plan = Plan { pools: vec![("base".into(), Vec::new())], ..Plan::pool("base", &[]) };
+    let plan = plan.scheduler(&lines).scheduler("    weights: {contextLength: 100}");
+    let gateway = Gateway::start(&plan);
+    for _ in 0..8 {
+        assert_eq!(post(gateway.address, CHAT, &chat("base", 1, false)).status, 200);
+        assert_eq!(Conversation::new("fish").ask(gateway.address) % 16, 0);
+    }
+    for (pod, long) in pods.iter().zip([false, true]) {
+        let lengths: Vec<_> = pod.stats().last.iter().map(|seen| seen.body_len).collect();
+        assert!(lengths.len() == 8 && lengths.iter().all(|length| (*length > 8000) == long));
+    }
 }

@@ -391,7 +391,15 @@ impl Builder<'_> {
             if self.take(&mut places, address, &pod_path, basis) {
                 self.take(&mut names, name.clone(), &pod_path.field("name"), basis);
             }
-            effective.push(Pod { name, address, gpu: pod.gpu.clone() });
+            let context_range = pod.context_length_range.as_deref().and_then(|text| {
+                let range = context_range(text);
+                if range.is_none() {
+                    let text = format!("`{text}` is not two numbers of tokens such as `0-8192`");
+                    self.fail(&pod_path.field("contextLengthRange"), &[], text);
+                }
+                range
+            });
+            effective.push(Pod { name, address, gpu: pod.gpu.clone(), context_range });
         }
         effective
     }
@@ -489,6 +497,13 @@ struct Place {
 
 fn bytes(size: Size) -> usize {
     usize::try_from(size.0).unwrap_or(usize::MAX)
+}
+
+/// Two numbers with a hyphen between them, the smaller first.
+fn context_range(text: &str) -> Option<(u32, u32)> {
+    let (least, most) = text.split_once('-')?;
+    let (least, most) = (least.trim().parse().ok()?, most.trim().parse().ok()?);
+    (least <= most).then_some((least, most))
 }
 
 fn can_connect(ip: IpAddr) -> bool {

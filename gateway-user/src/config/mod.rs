@@ -296,6 +296,8 @@ pub struct Pod {
     pub address: SocketAddr,
     /// The GPU, as a label for people.
     pub gpu: Option<String>,
+    /// Lengths of prompts that it is meant for, in tokens: shortest and longest.
+    pub context_range: Option<(u32, u32)>,
 }
 
 /// Where pods' metrics are read.

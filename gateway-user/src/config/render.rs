@@ -144,12 +144,13 @@ fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
 }
 
 fn pod(pod: &super::Pod) -> Pod {
-    let super::Pod { name, address, gpu } = pod;
+    let super::Pod { name, address, gpu, context_range } = pod;
     Pod {
         address: address.ip(),
         port: Some(address.port()),
         name: Some(name.clone()),
         gpu: gpu.clone(),
+        context_length_range: context_range.map(|(least, most)| format!("{least}-{most}")),
     }
 }
 

@@ -3,7 +3,7 @@
 use gateway_common::framing::Framing;
 
 use crate::explain::EXPLAIN_HEADER;
-use crate::request::head::{MAX_HEADERS, content_length, is_hop_by_hop};
+use crate::request::head::{MAX_HEADERS, SESSION_HEADER, content_length, is_hop_by_hop};
 
 /// What the gateway must know of a response's head.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +44,8 @@ pub struct ClientSide<'a> {
     pub request_id: &'a str,
     /// Why this pod, if the client is to be told.
     pub explain: Option<&'a str>,
+    /// What brings the session's next request to the same pod, if pods are to keep theirs.
+    pub session: Option<&'a str>,
 }
 
 /// Reads a head from the front of `input`. `None`: it is not complete yet. Interim responses are the
@@ -148,8 +150,9 @@ impl ResponseHead {
         if self.status == 429 && !self.retry_after {
             out.extend_from_slice(b"retry-after: 1\r\nretry-after-ms: 1000\r\n");
         }
-        if let Some(explain) = client.explain {
-            for part in [EXPLAIN_HEADER, ": ", explain, "\r\n"] {
+        let own = [(EXPLAIN_HEADER, client.explain), (SESSION_HEADER, client.session)];
+        for (name, value) in own.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+            for part in [name, ": ", value, "\r\n"] {
                 out.extend_from_slice(part.as_bytes());
             }
         }
@@ -175,8 +178,13 @@ const MAX_HEAD: usize = 64 * 1024;
 mod tests {
     use super::*;
 
-    const SIDE: ClientSide<'static> =
-        ClientSide { http10: false, keep_alive: true, request_id: "r1", explain: None };
+    const SIDE: ClientSide<'static> = ClientSide {
+        http10: false,
+        keep_alive: true,
+        request_id: "r1",
+        explain: None,
+        session: None,
+    };
 
     fn head(text: &str) -> ResponseHead {
         parse(text.as_bytes(), false).unwrap().expect("complete")

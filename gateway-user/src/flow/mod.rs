@@ -50,6 +50,8 @@ pub struct Request<'a> {
     pub adapter: Option<&'a str>,
     /// Its prompt.
     pub prompt: Prompt,
+    /// The session that it says it belongs to.
+    pub session: Option<&'a str>,
     /// The most tokens that the answer may have.
     pub max_tokens: Option<u64>,
     /// The answer is asked for as a stream.
@@ -186,8 +188,8 @@ fn reserve(
     tried: &[PodId],
     worker: &Worker,
 ) -> Result<(Place, Option<String>), (Refusal, Rejection)> {
-    let Request { adapter, prompt, max_tokens, stream, .. } = request;
-    let ask = Ask { adapter: *adapter, prompt, max_tokens: *max_tokens, stream: *stream, tried };
+    let &Request { adapter, ref prompt, session, max_tokens, stream, .. } = request;
+    let ask = Ask { adapter, prompt, session, max_tokens, stream, tried };
     let now = Instant::now();
     // Looked at a moment before: a request of another worker may come between, in rare cases.
     let explain = worker.gateway.config.explain_header;
@@ -285,7 +287,8 @@ async fn pass(
     let Request { side, head, body, reserved, prompt, .. } = request;
     drop((head, body, reserved));
     let prompt = Some(prompt).filter(|_| place.pod.wants_prompts());
-    let side = ClientSide { explain: explained.as_deref(), ..side };
+    let session = place.session();
+    let side = ClientSide { explain: explained.as_deref(), session, ..side };
     let Answer { mut upstream, begun, trouble, sent } = answer;
     let (status, stream, first_received) =
         (begun.head.status, begun.head.event_stream, begun.received);

@@ -30,6 +30,10 @@ pub struct Pod {
     pub address: SocketAddr,
     /// The GPU, as a label.
     pub gpu: Option<Box<str>>,
+    /// What a client sends to come back to it.
+    pub(super) session: Box<str>,
+    /// Lengths of prompts that it is meant for.
+    pub(super) context_range: Option<(u32, u32)>,
     in_flight: AtomicU32,
     /// Connections that the kernel gave to its own socket: open now, and ever.
     connections: AtomicU32,
@@ -61,6 +65,7 @@ pub struct Place {
     pub(super) learned: Arc<Mutex<Learned>>,
     pub(super) cache: Arc<Cache>,
     pub(super) slot: Option<Slot>,
+    pub(super) keeps_session: bool,
     pub(super) epoch: Instant,
     pub(super) taken: Instant,
     pub(super) ended: Option<(Option<u32>, Instant)>,
@@ -86,6 +91,9 @@ impl Pod {
             name: pod.name.as_str().into(),
             address: pod.address,
             gpu: pod.gpu.as_deref().map(Into::into),
+            // Says nothing of where the pod is, and every gateway knows it.
+            session: format!("{:016x}", key(pod.address)).into(),
+            context_range: pod.context_range,
             in_flight: AtomicU32::new(0),
             connections: AtomicU32::new(0),
             given: AtomicU64::new(0),
@@ -181,6 +189,11 @@ impl Place {
         if let Some(slot) = self.slot {
             self.cache.index.insert(slot, &prompt.blocks);
         }
+    }
+
+    /// What brings the session's next request here, where that is wanted.
+    pub fn session(&self) -> Option<&str> {
+        self.keeps_session.then_some(&self.pod.session)
     }
 
     /// The first content of a stream came. Of an answer in one piece that says nothing of the prompt.

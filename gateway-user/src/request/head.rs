@@ -31,6 +31,8 @@ pub struct Head {
     pub content_encoding: Option<Box<str>>,
     /// The client's own `X-Request-Id`, if it is fit to be passed on.
     pub request_id: Option<Box<str>>,
+    /// `X-Session-Token`, as an earlier answer may have given it.
+    pub session: Option<Box<str>>,
     /// The head for the pod, without the headers that depend on the body and without the empty line.
     pub forward: Vec<u8>,
 }
@@ -123,6 +125,7 @@ struct Fields<'a> {
     content_type: Option<&'a str>,
     content_encoding: Option<&'a str>,
     request_id: Option<&'a str>,
+    session: Option<&'a str>,
 }
 
 impl<'a> Fields<'a> {
@@ -169,6 +172,9 @@ impl<'a> Fields<'a> {
                 }
                 name if name.eq_ignore_ascii_case("x-request-id") => {
                     fields.request_id = text().ok().filter(|id| fit_for_id(id));
+                }
+                name if name.eq_ignore_ascii_case(SESSION_HEADER) => {
+                    fields.session = text().ok().filter(|token| fit_for_id(token));
                 }
                 _ => {}
             }
@@ -237,6 +243,7 @@ impl<'a> Fields<'a> {
             content_type: self.content_type.map(Into::into),
             content_encoding: self.content_encoding.map(Into::into),
             request_id: self.request_id.map(Into::into),
+            session: self.session.map(Into::into),
             forward: self.forward(method, target),
         })
     }
@@ -318,6 +325,10 @@ fn origin_form(target: &str) -> Result<&str, Refusal> {
 fn fit_for_id(id: &str) -> bool {
     !id.is_empty() && id.len() <= MAX_REQUEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic())
 }
+
+/// The header by which a client's next request comes to the pod of its last one: an answer has it, and the client
+/// sends it back.
+pub const SESSION_HEADER: &str = "x-session-token";
 
 /// RFC 9110 section 7.6.1, and the older names still seen.
 const HOP_BY_HOP: [&str; 8] = [

@@ -111,11 +111,9 @@ impl Profile {
     fn keeps_off(&self, adapter: AdapterFit) -> bool {
         match &self.policy {
             Policy::Cost(_) => adapter == AdapterFit::Unlisted,
-            Policy::Scorers { scorers, .. } => {
+            Policy::Scorers { .. } => {
                 matches!(adapter, AdapterFit::Absent | AdapterFit::Unlisted)
-                    && scorers.iter().any(|weighted| {
-                        weighted.scorer == Scorer::LoraAffinity && weighted.weight > 0.0
-                    })
+                    && self.policy.weighs(Scorer::LoraAffinity)
             }
         }
     }

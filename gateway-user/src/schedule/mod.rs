@@ -199,6 +199,16 @@ pub fn explain(
 }
 
 impl Policy {
+    /// Whether this scorer counts for anything.
+    pub fn weighs(&self, scorer: Scorer) -> bool {
+        match self {
+            Self::Cost(_) => false,
+            Self::Scorers { scorers, .. } => {
+                scorers.iter().any(|weighted| weighted.scorer == scorer && weighted.weight() > 0.0)
+            }
+        }
+    }
+
     /// The most that a pod can score.
     pub fn most_score(&self) -> f32 {
         match self {

@@ -38,10 +38,7 @@ pub struct WeightMap {
     pub lora_affinity: f64,
     /// For a prompt that no pod has cached: long without such a prompt. Not with `scheduler: epp`.
     #[serde(serialize_with = "number")]
-    #[schemars(
-        range(min = 0, max = 2147483647),
-        extend("x-unless" = 0.0, "x-note" = "has no effect in this version: nothing keeps when a pod had its last cold request")
-    )]
+    #[schemars(range(min = 0, max = 2147483647))]
     pub lru: f64,
     /// Few tokens that this gateway has in flight there.
     #[serde(serialize_with = "number")]
@@ -53,17 +50,11 @@ pub struct WeightMap {
     pub load_aware: f64,
     /// The request's session was served there.
     #[serde(serialize_with = "number")]
-    #[schemars(
-        range(min = 0, max = 2147483647),
-        extend("x-unless" = 0.0, "x-note" = "has no effect in this version: nothing tells a session yet")
-    )]
+    #[schemars(range(min = 0, max = 2147483647))]
     pub session: f64,
     /// The prompt's length is what the pod is meant for.
     #[serde(serialize_with = "number")]
-    #[schemars(
-        range(min = 0, max = 2147483647),
-        extend("x-unless" = 0.0, "x-note" = "has no effect in this version: no pod says yet what lengths it is for")
-    )]
+    #[schemars(range(min = 0, max = 2147483647))]
     pub context_length: f64,
     /// The managed product's predicted latency.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -158,10 +158,15 @@ pub struct Pod {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), extend("format" = "label"))]
     pub name: Option<String>,
-    /// Its GPU, as a label for people.
+    /// Its GPU. A name that is known, such as `h100` or `L40S`, tells its speed until that has been measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), extend("format" = "label", "x-example" = "h100"))]
     pub gpu: Option<String>,
+    /// Lengths of prompts that it is meant for, in tokens, as `llm-d.ai/context-length-range` has them. For the
+    /// weight `contextLength`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 3, max = 21), extend("format" = "label", "x-example" = "0-8192"))]
+    pub context_length_range: Option<String>,
 }
 
 /// What pods speak.
