@@ -70,12 +70,12 @@ impl Line {
         Self::new(self.at_zero * factor, self.per_one * factor)
     }
 
-    /// From this line to `to`, by share: each part geometrically. Differences below [`ALIKE`] are chance and
-    /// count as none, or pods that are alike would not be treated so.
-    fn toward(self, to: Self, share: f32) -> Self {
+    /// From this line to `to`, by share: each part geometrically. Ratios whose logarithm is below `alike` are
+    /// chance and count as none.
+    fn toward(self, to: Self, share: f32, alike: f32) -> Self {
         let between = |from: f32, to: f32| {
             let apart = (to / from).ln();
-            from * (share * apart.signum() * (apart.abs() - ALIKE).max(0.0)).exp()
+            from * (share * apart.signum() * (apart.abs() - alike).max(0.0)).exp()
         };
         Self::new(between(self.at_zero, to.at_zero), between(self.per_one, to.per_one))
     }
@@ -141,8 +141,8 @@ pub fn share<'a>(pods: &mut [(Option<&'a str>, &mut Learner)]) {
         };
         let prior = prior.scaled(factors);
         learner.prior = Speed {
-            first: first.line(prior.first, FAR_WORK, TRUST_POOL, first.last),
-            token: token.line(prior.token, FAR_RUNNING, TRUST_POOL, token.last),
+            first: first.line(prior.first, FAR_WORK, (TRUST_POOL, 0.0), first.last),
+            token: token.line(prior.token, FAR_RUNNING, (TRUST_POOL, 0.0), token.last),
         };
         learner.refresh(first.last.max(token.last));
     }
@@ -175,8 +175,8 @@ impl Learner {
     /// Lets time pass: what was observed counts less and less.
     pub fn refresh(&mut self, now: Duration) {
         self.speed = Speed {
-            first: self.first.line(self.prior.first, FAR_WORK, TRUST, now),
-            token: self.token.line(self.prior.token, FAR_RUNNING, TRUST, now),
+            first: self.first.line(self.prior.first, FAR_WORK, (TRUST, ALIKE), now),
+            token: self.token.line(self.prior.token, FAR_RUNNING, (TRUST, ALIKE), now),
         };
     }
 }
@@ -273,7 +273,7 @@ impl Fit {
 
     /// The line through the observations. Where they do not tell the two parts apart (all at one x), these
     /// stand to each other as in the prior, `far` being an x that is well away from 0.
-    fn line(&self, prior: Line, far: f32, trust: f64, now: Duration) -> Line {
+    fn line(&self, prior: Line, far: f32, (trust, alike): (f64, f32), now: Duration) -> Line {
         let count = self.count * fading(now.saturating_sub(self.last));
         let Some(factor) = (Self { count: self.count.max(ENOUGH), ..*self })
             .factor(prior)
@@ -297,7 +297,7 @@ impl Fit {
         let slope = bounded(slope as f32, (scaled.per_one / SKEW, scaled.per_one * SKEW));
         let at_zero = ((sums.y - f64::from(slope) * sums.x) / sums.weight) as f32;
         let at_zero = bounded(at_zero, (scaled.at_zero / SKEW, scaled.at_zero * SKEW));
-        prior.toward(Line::new(at_zero, slope), (count / (count + trust)) as f32)
+        prior.toward(Line::new(at_zero, slope), (count / (count + trust)) as f32, alike)
     }
 }
 
@@ -392,7 +392,8 @@ const PRIOR: f64 = 1.0;
 const TRUST_POOL: f64 = 1.0;
 const TRUST: f64 = 2.0;
 
-/// The logarithm of a ratio that is chance.
+/// The logarithm of a ratio between one pod and its like that is chance, or pods that are alike would not be
+/// treated so.
 const ALIKE: f32 = 0.1;
 
 /// Observations with which a pod's factor speaks for others.
