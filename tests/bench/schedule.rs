@@ -75,6 +75,7 @@ fn busy(rng: &mut fastrand::Rng) -> PodView {
         own: Own {
             pending: in_flight / 8,
             prefill_tokens: in_flight / 8 * 900,
+            busy: Duration::from_millis(u64::from(in_flight / 8 * 60)),
             tokens: u64::from(in_flight) * 1200,
             since_scrape: Since { sent: in_flight / 16, tokens: in_flight * 75, finished: 1 },
             overdue: Duration::from_millis(rng.u64(..50)),

@@ -33,9 +33,9 @@ pub struct Preset {
 /// What is expected of a request at a pod, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// Until the prompts ahead of it are computed.
+    /// Until the prompts ahead of it are computed, beyond what it takes to get there.
     pub ahead: f32,
-    /// Until its own prompt is computed.
+    /// Until its own prompt is computed, from its being sent.
     pub prefill: f32,
     /// Until there is room for it in the KV cache and in the batch; passes while prompts ahead are computed.
     pub room: f32,
@@ -156,7 +156,11 @@ pub fn estimate(
     let age = pod.age.unwrap_or_default().as_secs_f32().min(MOST_AGE);
     let foreign = (told_waiting - own_waiting).max(0.0) * fleet.prompt - age / first.per_one();
     let foreign = foreign.max(0.0) + others * fleet.prompt;
-    let ahead = pod.own.prefill_tokens as f32 + foreign;
+    // While those ahead are computed the request gets to the engine, which is most of what takes a lone one
+    // its time without a prompt.
+    let own = pod.own.busy.as_secs_f32().max(pod.own.prefill_tokens as f32 * first.per_one());
+    let ahead = own + foreign * first.per_one();
+    let ahead = (ahead - first.at_zero()).max(0.0);
 
     let batch = pod.slots.map_or(running, |slots| running.min(slots.max(1) as f32));
     let token = pod.speed.token.at(batch + 1.0);
@@ -164,14 +168,14 @@ pub fn estimate(
     let turn = output * token / batch.max(1.0);
 
     Estimate {
-        ahead: ahead * first.per_one(),
+        ahead,
         prefill: first.at(uncached),
         room: turn
             * turns(pod, &signals, running, batch, sent * since_tokens(pod), uncached, output),
         adapter: adapter(pod, &signals, turn * batch.max(1.0)),
         overdue: pod.own.overdue.as_secs_f32(),
         token,
-        work: ahead + uncached,
+        work: ahead / first.per_one() + uncached,
         running,
     }
 }
@@ -195,7 +199,9 @@ pub fn cost(
     // The fuller the cache, the likelier it is that something must go for it.
     let usage = pod.believed(stale_after).and_then(|signals| signals.kv_usage).unwrap_or(0.0);
     let crowding = KV_RISK * usage * usage * output * estimate.token;
-    let cost = preset.first * (estimate.first() + loading + crowding)
+    // Prompts that end in the same step get their first tokens together, when all are computed.
+    let joined = SHARED * pod.own.pending as f32 * uncached.min(STEP) * pod.speed.first.per_one();
+    let cost = preset.first * (estimate.first() + loading + crowding + joined)
         + preset.token * output * estimate.token
         + preset.others * others;
     let cost = cost * (1.0 + doubt(pod.age, stale_after));
@@ -244,8 +250,11 @@ fn since_tokens(pod: &PodView) -> f32 {
 fn adapter(pod: &PodView, signals: &Signals, answer: f32) -> f32 {
     let load = load(pod.adapter);
     match signals.adapter_slots.zip(signals.adapters_active) {
-        // One of the adapters there must come to its end first.
-        Some((slots, active)) if active >= slots && load > 0.0 => load + answer,
+        // One of the adapters there must come to its end first, and before that one for each that waits.
+        Some((slots, active)) if active >= slots && load > 0.0 => {
+            let turns = 1.0 + signals.waiting.unwrap_or(0) as f32 / slots.max(1) as f32;
+            load + answer * turns
+        }
         _ => load,
     }
 }
@@ -308,6 +317,11 @@ const KV_RISK: f32 = 0.02;
 const SWAP_IN: f32 = 0.05;
 const LOAD: f32 = 1.0;
 
+/// How likely a prompt is computed in the step in which one before it would be done, and how much of it at most:
+/// half of the prompt tokens that engines take into a step by default (vLLM: 2,048, more on large GPUs).
+const SHARED: f32 = 0.5;
+const STEP: f32 = 1024.0;
+
 /// What a second of loading counts for each sequence that runs there.
 const LOAD_HARM: f32 = 0.1;
 
@@ -351,17 +365,22 @@ mod tests {
     fn prompts_ahead_are_waited_for() {
         let own = Own { pending: 2, prefill_tokens: 800, ..Own::default() };
         let ours = PodView { in_flight: 2, own, ..pod() };
-        assert!(is_near(of(&ours).ahead, 0.8));
+        // It gets there within 20 ms of them.
+        assert!(is_near(of(&ours).ahead, 0.78) && is_near(of(&ours).first(), 0.78 + 0.52));
+        let busy = Own { busy: Duration::from_millis(900), ..own };
+        assert!(is_near(of(&PodView { own: busy, ..ours }).ahead, 0.88));
+        let nearly = Own { prefill_tokens: 15, ..own };
+        assert_eq!(of(&PodView { own: nearly, ..ours }).ahead, 0.0);
         // Two of the five that wait are ours, and counted already.
         let mut all = ours;
         all.signals.waiting = Some(5);
-        assert!(is_near(of(&all).ahead, 0.8 + 3.0 * 0.2));
-        assert_eq!(of(&all).work, 800.0 + 3.0 * 200.0 + 500.0);
+        assert!(is_near(of(&all).ahead, 0.78 + 3.0 * 0.2));
+        assert!(is_near(of(&all).work, 780.0 + 3.0 * 200.0 + 500.0));
         // What was told a while ago has been computed since.
         all.age = Some(Duration::from_millis(400));
-        assert!(is_near(of(&all).ahead, 0.8 + 0.2));
+        assert!(is_near(of(&all).ahead, 0.78 + 0.2));
         all.age = Some(Duration::from_secs(9));
-        assert!(is_near(of(&all).ahead, 0.8));
+        assert!(is_near(of(&all).ahead, 0.78));
     }
 
     #[test]

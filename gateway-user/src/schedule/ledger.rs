@@ -21,6 +21,8 @@ pub struct Ledger {
     in_flight: u32,
     pending: u32,
     prefill_tokens: u64,
+    /// Prompt tokens of all that ever got their first token.
+    prefilled: u64,
     tokens: u64,
     since: Totals,
     /// When the pod last gave a first token, or began on the first of those that wait.
@@ -73,10 +75,11 @@ enum State {
     Pending,
     /// Its prompt should be computed.
     Unseen,
-    /// Its first token came then, and so many sequences ran.
+    /// Its first token came then, so many sequences ran, and so many prompt tokens had been computed.
     Decoding {
         at: Duration,
         running: u32,
+        prefilled: u64,
     },
 }
 
@@ -90,6 +93,7 @@ impl Ledger {
             in_flight: 0,
             pending: 0,
             prefill_tokens: 0,
+            prefilled: 0,
             tokens: 0,
             since: Totals::default(),
             progress: Duration::ZERO,
@@ -158,10 +162,14 @@ impl Ledger {
         if flight.state != State::Pending {
             return;
         }
-        flight.state = State::Decoding { at: now, running };
         let Flight { sent, at, estimate, .. } = *flight;
+        flight.state = State::Unseen;
         self.computed(sent);
         self.progress = self.progress.max(now);
+        let prefilled = self.prefilled(now);
+        if let Some(flight) = self.flight(ticket) {
+            flight.state = State::Decoding { at: now, running, prefilled };
+        }
         // What waited for room or for an adapter tells nothing of how fast prompts are computed.
         let waited = estimate.room.max(estimate.adapter);
         if waited <= estimate.first() * WAITED {
@@ -188,8 +196,12 @@ impl Ledger {
         }
         match (state, tokens) {
             (State::Pending, _) => self.computed(sent),
-            (State::Decoding { at, running }, Some(tokens @ FEW_TOKENS..)) => {
-                let seconds = now.saturating_sub(at).as_secs_f32() / (tokens - 1) as f32;
+            (State::Decoding { at, running, prefilled }, Some(tokens @ FEW_TOKENS..)) => {
+                // While prompts were computed it stood still, which is nothing of the pod's own.
+                let prompts = self.prefilled(now).saturating_sub(prefilled) as f32;
+                let stood = prompts * self.learner.speed().first.per_one();
+                let seconds = now.saturating_sub(at).as_secs_f32();
+                let seconds = (seconds - stood).max(seconds * LEAST_DECODING) / (tokens - 1) as f32;
                 let running = (running as f32 + running_now as f32) / 2.0;
                 self.learner.token(running, seconds, now);
             }
@@ -223,17 +235,16 @@ impl Ledger {
     /// What the requests in flight amount to now.
     pub fn own(&mut self, now: Duration) -> Own {
         let oldest = self.oldest(now);
-        // Of the prompt that is being computed a part is done.
-        let per_token = self.learner.speed().first.per_one();
-        let since = now.saturating_sub(self.progress).as_secs_f32();
-        let done = oldest.map_or(0, |oldest| oldest.sent.uncached.min((since / per_token) as u32));
+        let (left, busy) = self.left(now);
         let overdue = oldest.map_or(Duration::ZERO, |oldest| {
-            now.saturating_sub(oldest.at).saturating_sub(oldest.expected())
+            let waited = now.saturating_sub(oldest.at);
+            waited.saturating_sub(oldest.expected().mul_f32(LATE))
         });
         let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         Own {
             pending: self.pending,
-            prefill_tokens: narrow(self.prefill_tokens).saturating_sub(done),
+            prefill_tokens: narrow(left),
+            busy,
             tokens: self.tokens,
             since_scrape: Since {
                 sent: self.since.sent,
@@ -254,7 +265,40 @@ impl Ledger {
         self.told_running.max(self.in_flight.saturating_sub(self.pending))
     }
 
+    /// What is left to compute of the prompts that wait for their first token, and how long that takes from
+    /// now: one after the other, and none before it has reached the engine. First tokens come step by step,
+    /// often several at once, so that the oldest alone does not tell.
+    fn left(&self, now: Duration) -> (u64, Duration) {
+        let line = self.learner.speed().first;
+        let seconds = |value: f32| Duration::from_secs_f32(value.clamp(0.0, MOST_SECONDS));
+        let reach = seconds(line.at_zero());
+        let (mut free, mut left) = (self.progress, self.prefill_tokens);
+        let mut walked = 0;
+        for ticket in self.waiting.iter().take(WALK) {
+            let Some(flight) = self.flights.get(ticket.place as usize) else { continue };
+            if flight.generation != ticket.generation || flight.state != State::Pending {
+                continue;
+            }
+            let Sent { uncached, .. } = flight.sent;
+            let begin = free.max(flight.at + reach);
+            let done = (now.saturating_sub(begin).as_secs_f32() / line.per_one()) as u32;
+            left = left.saturating_sub(uncached.min(done).into());
+            walked += u64::from(uncached);
+            free = begin + seconds(uncached as f32 * line.per_one());
+        }
+        let beyond = self.prefill_tokens.saturating_sub(walked);
+        free += seconds(beyond as f32 * line.per_one());
+        (left, if self.pending == 0 { Duration::ZERO } else { free.saturating_sub(now) })
+    }
+
+    /// Prompt tokens that the pod has computed so far, as far as is expected.
+    fn prefilled(&self, now: Duration) -> u64 {
+        let (left, _) = self.left(now);
+        self.prefilled.saturating_add(self.prefill_tokens.saturating_sub(left))
+    }
+
     fn computed(&mut self, sent: Sent) {
+        self.prefilled = self.prefilled.saturating_add(sent.uncached.into());
         self.pending = self.pending.saturating_sub(1);
         self.prefill_tokens = self.prefill_tokens.saturating_sub(sent.uncached.into());
     }
@@ -293,7 +337,7 @@ impl Ledger {
 impl Flight {
     /// How long it was expected to take to its first token.
     fn expected(&self) -> Duration {
-        Duration::from_secs_f32(self.estimate.first().clamp(0.0, 1e6))
+        Duration::from_secs_f32(self.estimate.first().clamp(0.0, MOST_SECONDS))
     }
 }
 
@@ -312,8 +356,21 @@ impl Sent {
 /// Requests sent this shortly before a scrape's answer came are not in it.
 const UNDER_WAY: Duration = Duration::from_millis(5);
 
+/// A first token is late once it takes so many times as long as expected: what is less is chance, and the
+/// work that is still ahead is counted anyway.
+const LATE: f32 = 1.0;
+
+/// No request is expected to take longer.
+const MOST_SECONDS: f32 = 1e6;
+
+/// Requests without a first token whose progress is followed: as many as a step of an engine computes.
+const WALK: usize = 32;
+
 /// Waiting for other things than prompts, as a share of the expected time, that spoils an observation.
 const WAITED: f32 = 0.2;
+
+/// The share of an answer's time that at least was its own.
+const LEAST_DECODING: f32 = 0.1;
 
 /// Tickets in the queue beyond twice those in flight before it is tidied.
 const SPARE: usize = 64;
@@ -348,8 +405,11 @@ mod tests {
         let own = ledger.own(ms(0));
         assert_eq!((own.pending, own.prefill_tokens, own.tokens), (2, 1300, 1700));
         assert_eq!(own.since_scrape, Since { sent: 2, tokens: 1700, finished: 0 });
-        // A part of the first prompt is computed by now: 10 ms at 8,000 tokens a second.
-        assert!(ledger.own(ms(10)).prefill_tokens.abs_diff(1220) <= 1);
+        // After 30 ms they are at the engine, which computes 8 tokens a millisecond.
+        let [at_once, later, last] = [0, 40, 140].map(|at| ledger.own(ms(at)));
+        assert!(later.prefill_tokens.abs_diff(1220) <= 1 && last.prefill_tokens.abs_diff(420) <= 1);
+        assert!(at_once.busy.abs_diff(Duration::from_micros(192_500)) < ms(1), "{at_once:?}");
+        assert!(last.busy.abs_diff(Duration::from_micros(52_500)) < ms(1), "{last:?}");
         ledger.first_token(a, ms(20));
         ledger.first_token(a, ms(30));
         let own = ledger.own(ms(20));
@@ -416,6 +476,28 @@ mod tests {
             }
             assert_eq!(ledger.speed().first != prior(None).first, is_learned, "{estimate:?}");
         }
+    }
+
+    #[test]
+    fn what_prompts_take_is_not_the_time_of_a_token() {
+        // 99 tokens in a second, or in two of which one was a prompt's of 8,000 tokens.
+        let whole = Estimate { prefill: 1.03, work: 8000.0, ..Estimate::default() };
+        let learned = |prompt: Option<u32>| {
+            let mut ledger = Ledger::new(prior(None));
+            for n in 0..10 {
+                let at = n * 10_000;
+                let one = ledger.dispatch(&expected(0.1), sent(8, 8), ms(at));
+                ledger.first_token(one, ms(at));
+                let end = at + if prompt.is_some() { 2000 } else { 1000 };
+                let other = prompt.map(|it| ledger.dispatch(&whole, sent(it, it), ms(at)));
+                other.into_iter().for_each(|other| ledger.first_token(other, ms(at + 1030)));
+                ledger.finish(one, Some(100), ms(end));
+                other.into_iter().for_each(|other| ledger.finish(other, None, ms(end)));
+            }
+            ledger.speed().token.at(1.0)
+        };
+        let (alone, beside) = (learned(None), learned(Some(8000)));
+        assert!((beside / alone - 1.0).abs() < 0.1, "{alone} {beside}");
     }
 
     #[test]

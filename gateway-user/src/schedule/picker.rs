@@ -80,8 +80,9 @@ pub fn weighted_random(scores: &[f32], rng: &mut fastrand::Rng) -> Option<usize>
 /// The place of one of the cheapest candidates: those within the preset's margin of the least cost are equal,
 /// the more so the larger the share of the load that is other gateways' (`others`).
 ///
-/// A prompt that none of these has cached goes to the one of them that every gateway would choose: each
-/// knows only what it has sent itself, and together they would else fill every pod with each prefix.
+/// A prompt that none of these has cached goes to the one of them where the last such prompt was sent longest
+/// ago; or, where there are other gateways, to the one that all of them would choose: each knows only
+/// what it has sent itself, and together they would else fill every pod with each prefix.
 pub(super) fn cheapest(
     pods: &[PodView],
     demand: &Demand,
@@ -102,18 +103,20 @@ pub(super) fn cheapest(
             .zip(costs)
             .all(|(candidate, &cost)| !near(cost) || candidate.cached_tokens == 0)
     };
-    match demand.prefix.filter(|_| is_cold()) {
-        None => less_busy(candidates, costs, near, rng),
-        Some(prefix) => candidates
-            .iter()
-            .zip(costs)
-            .enumerate()
-            .filter(|&(_, (_, &cost))| near(cost))
-            .max_by_key(|&(_, (candidate, _))| {
-                pods.get(candidate.index).map(|pod| mixed(prefix, pod.key))
-            })
-            .map(|(place, _)| place),
-    }
+    let Some(prefix) = demand.prefix.filter(|_| is_cold()) else {
+        return less_busy(candidates, costs, near, rng);
+    };
+    let equal = candidates.iter().zip(costs).enumerate().filter(|&(_, (_, &cost))| near(cost));
+    let equal = equal.map(|(place, (candidate, _))| (place, candidate));
+    let chosen = if others < ALONE {
+        // More prompts that begin alike will follow this one: beginnings are spread over the pods.
+        equal.min_by_key(|(_, candidate)| candidate.last_used)
+    } else {
+        equal.max_by_key(|(_, candidate)| {
+            pods.get(candidate.index).map(|pod| mixed(prefix, pod.key))
+        })
+    };
+    chosen.map(|(place, _)| place)
 }
 
 /// Of two equal ones by lot that with less to do: the lot keeps gateways apart, and what is known still counts.
@@ -155,6 +158,10 @@ fn mixed(prefix: u64, key: u64) -> u64 {
 
 /// Costs closer than this, in seconds, are equal: no estimate is that exact.
 const NOISE: f32 = 0.004;
+
+/// The share of the load that is other gateways' below which there is none: scrapes show requests late, and
+/// two gateways have half of the load each.
+const ALONE: f32 = 0.25;
 
 #[cfg(test)]
 mod tests {

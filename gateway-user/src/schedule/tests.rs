@@ -320,17 +320,20 @@ proptest! {
 fn any_pod() -> impl Strategy<Value = PodView> {
     let place =
         (prop::bool::weighted(0.8), prop::bool::weighted(0.2), any_adapter(), any::<bool>());
-    let own = (any_u32(), any_u32(), any::<u64>(), any_u32(), any_u32(), any_u32(), any_age());
-    let own =
-        own.prop_map(|(pending, prefill_tokens, tokens, sent, sent_tokens, finished, overdue)| {
-            Own {
-                pending,
-                prefill_tokens,
-                tokens,
-                since_scrape: Since { sent, tokens: sent_tokens, finished },
-                overdue,
-            }
-        });
+    let since = (any_u32(), any_u32(), any_u32()).prop_map(|(sent, tokens, finished)| Since {
+        sent,
+        tokens,
+        finished,
+    });
+    let own = (any_u32(), any_u32(), any_age(), any::<u64>(), since, any_age());
+    let own = own.prop_map(|(pending, prefill_tokens, busy, tokens, since_scrape, overdue)| Own {
+        pending,
+        prefill_tokens,
+        busy,
+        tokens,
+        since_scrape,
+        overdue,
+    });
     let line = || (any::<f32>(), any::<f32>()).prop_map(|(a, b)| speed::Line::new(a, b));
     let speed = prop_oneof![
         Just(Speed::default()),

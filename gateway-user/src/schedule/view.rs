@@ -90,6 +90,8 @@ pub struct Own {
     pub pending: u32,
     /// Their prompt tokens that are still to be computed.
     pub prefill_tokens: u32,
+    /// How long that should take from now.
+    pub busy: Duration,
     /// Prompt and expected output of all in flight, in tokens.
     pub tokens: u64,
     /// What the last scrape cannot show.

@@ -32,6 +32,8 @@ pub(super) struct Sluice {
     output: f64,
     /// What was expected of the request that was picked for last.
     estimate: Estimate,
+    /// Requests so far of whose prompt no pod had anything cached.
+    cold: u64,
     /// When priors were last set by what the whole pool has shown.
     compared: u64,
     views: Vec<PodView>,
@@ -45,6 +47,8 @@ struct Pod {
     slot: Slot,
     kv_blocks: u32,
     cached: u32,
+    /// The place among all cold requests of the last one sent there.
+    last_cold: u64,
 }
 
 impl Sluice {
@@ -62,7 +66,7 @@ impl Sluice {
         let index = Index::new();
         let new = || {
             let slot = index.join(capacity(None, KEY_TOKENS)).expect("no fleet is that large");
-            Pod { ledger: Ledger::new(prior(None)), slot, kv_blocks: 0, cached: 0 }
+            Pod { ledger: Ledger::new(prior(None)), slot, kv_blocks: 0, cached: 0, last_cold: 0 }
         };
         Self {
             profile: Profile {
@@ -77,6 +81,7 @@ impl Sluice {
             tickets: HashMap::new(),
             output: 0.0,
             estimate: Estimate::default(),
+            cold: 0,
             compared: 0,
             views: Vec::with_capacity(pods),
             scratch: Scratch::default(),
@@ -126,6 +131,7 @@ impl Policy for Sluice {
                 cached_tokens: pod.cached,
                 kv_tokens: (pod.kv_blocks > 0).then_some(pod.kv_blocks * BLOCK_TOKENS),
                 speed: pod.ledger.speed(),
+                last_used: pod.last_cold,
                 ..PodView::default()
             });
         }
@@ -141,6 +147,10 @@ impl Policy for Sluice {
 
     fn sent(&mut self, pod: usize, ask: &Ask, now: u64) {
         let output = self.output();
+        if self.matches.most() == 0 {
+            self.cold += 1;
+            self.pods[pod].last_cold = self.cold;
+        }
         let Pod { ledger, slot, cached, .. } = &mut self.pods[pod];
         let sent = Sent { prompt: ask.prompt, uncached: ask.prompt - *cached, output };
         let ticket = ledger.dispatch(&self.estimate, sent, time(now));
