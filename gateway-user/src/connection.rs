@@ -19,7 +19,7 @@ use crate::flow::{self, Request};
 use crate::gateway::RequestId;
 use crate::listen::Worker;
 use crate::pool::Pool;
-use crate::request::body::{Body, read_body};
+use crate::request::body::{Body, Unread, read_body};
 use crate::request::head::{self, Head, Method};
 use crate::route::{self, Target};
 
@@ -183,14 +183,38 @@ async fn inference(
     pool: Option<&Arc<Pool>>,
     worker: &Worker,
 ) -> bool {
-    let Body { bytes, fields, reserved } = match read_body(client, &head, worker).await {
+    let routes = worker.gateway.routes();
+    // A pool that would send the request away, whatever is in its body.
+    let full = |model: Option<&str>| {
+        let refuses = |of: &&Arc<Pool>| of.refuses(Instant::now());
+        match (pool, model) {
+            (Some(pool), _) => Some(pool).filter(refuses).cloned(),
+            (None, Some(model)) => {
+                routes.find(model).map(|target| &target.pool).filter(refuses).cloned()
+            }
+            // Which one it would have been does not matter where all are full.
+            (None, None) => {
+                let pools = &worker.gateway.pools;
+                pools.iter().all(|pool| refuses(&pool)).then(|| pools.first().cloned()).flatten()
+            }
+        }
+    };
+    let Body { bytes, fields, reserved } = match read_body(client, &head, worker, full).await {
         Ok(Some(body)) => body,
         // The client left, or was too slow to be told so.
         Ok(None) => return false,
-        Err(refusal) => return refuse(client, &refusal, id, keep_alive, false, worker).await,
+        Err(Unread::Refused(refusal)) => {
+            return refuse(client, &refusal, id, keep_alive, false, worker).await;
+        }
+        Err(Unread::Useless(pool)) => {
+            let side = ClientSide::new(&head, false, id);
+            let exchange = flow::turn_away(&pool, side, client).await;
+            let ready = Instant::now();
+            account::finish(Exchanged { exchange, pool: &pool, id, started, ready }, worker);
+            return false;
+        }
     };
     let ready = Instant::now();
-    let routes = worker.gateway.routes();
     let whole = pool.map(|pool| Target { pool: Arc::clone(pool), adapter: None });
     let (model, target) = match (fields.model.as_deref(), &whole) {
         // The pod itself says what it thinks of the name, as it does of whole connections.
@@ -207,15 +231,9 @@ async fn inference(
             return refuse(client, &refusal, id, keep_alive, false, worker).await;
         }
     };
+    let side = ClientSide::new(&head, keep_alive, id);
     let mut forward = head.forward;
     finish_head(&mut forward, bytes.len(), id);
-    let side = ClientSide {
-        http10: head.http10,
-        keep_alive,
-        request_id: id,
-        explain: None,
-        session: None,
-    };
     let adapter = target.adapter.as_deref();
     let prompt = target.pool.read_prompt(&bytes, &fields.prompt, adapter);
     let request = Request {

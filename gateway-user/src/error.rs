@@ -211,11 +211,7 @@ impl Refusal {
         .to_string();
         let mut extra = String::new();
         if let Some(after) = self.retry_after {
-            // Whole seconds for everyone, rounded up; milliseconds for the SDKs, which prefer them.
-            let seconds = after.as_millis().div_ceil(1000).max(1);
-            let millis = after.as_millis();
-            // Writing to a String cannot fail.
-            let _ = write!(extra, "retry-after: {seconds}\r\nretry-after-ms: {millis}\r\n");
+            extra.push_str(&retry_after(after));
         }
         if let Some(explain) = &self.explain {
             let _ = write!(extra, "{EXPLAIN_HEADER}: {explain}\r\n");
@@ -233,6 +229,13 @@ impl Refusal {
             head_only,
         )
     }
+}
+
+/// The headers that tell when to try again: whole seconds for everyone, rounded up; milliseconds for the SDKs, which
+/// prefer them.
+pub fn retry_after(after: Duration) -> String {
+    let millis = after.as_millis();
+    format!("retry-after: {}\r\nretry-after-ms: {millis}\r\n", millis.div_ceil(1000).max(1))
 }
 
 /// A whole response of the gateway's own. `extra` holds further header lines, each with its line end.

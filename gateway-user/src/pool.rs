@@ -18,15 +18,17 @@ pub use self::pod::{Answered, Place, Pod, PodId};
 mod cache;
 mod learned;
 mod pod;
+mod queue;
 
 use self::cache::{Cache, Share};
 use self::learned::Learned;
+use self::queue::Queue;
 use crate::config::{EventSource, MetricsSource, Scheduler};
 use crate::metrics::PoolMetrics;
 use crate::observe::events::{Held, Observation};
 use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
 use crate::request::scan::Parts;
-use crate::schedule::filter::Tier;
+use crate::schedule::filter::{self, Excess, Tier};
 use crate::schedule::prefix::{self, Matches, Prompt, Slot};
 use crate::schedule::{
     self, AdapterFit, Demand, NoPod, Picker, PodView, Policy, Profile, Scorer, Scratch, Sent,
@@ -60,6 +62,9 @@ pub struct Pool {
     placed: AtomicU64,
     learned: Arc<Mutex<Learned>>,
     cache: Arc<Cache>,
+    queue: Arc<Queue>,
+    /// How long a request may wait for a place.
+    patience: Duration,
     /// Ledgers count the time from here.
     epoch: Instant,
 }
@@ -134,6 +139,8 @@ struct Inner {
     matches: Matches,
     /// Requests so far whose prompt no pod had cached.
     cold: u64,
+    /// By how much the pods were too full for the last request that was refused for that.
+    excess: Excess,
     rng: fastrand::Rng,
     /// When what is known of each pod was last made the others' prior.
     shared: Duration,
@@ -194,6 +201,7 @@ impl Pool {
         let cache = Cache::new();
         let capacity = prefix::capacity(None, cache.block_tokens());
         metrics.set_prefix_index(&cache.index);
+        let queue = Arc::new(Queue::new(metrics.queued.clone()));
         let pods = scheduler
             .pods
             .iter()
@@ -246,12 +254,15 @@ impl Pool {
                 scratch: Scratch::default(),
                 matches: Matches::default(),
                 cold: 0,
+                excess: Excess::default(),
                 rng: fastrand::Rng::with_seed(seed),
                 shared: Duration::ZERO,
             }),
             placed: AtomicU64::new(0),
             learned: Arc::default(),
             cache: Arc::new(cache),
+            queue,
+            patience: scheduler.admission_wait,
             epoch: Instant::now(),
         }
     }
@@ -273,8 +284,16 @@ impl Pool {
         // Metrics that take too long do not prove a pod dead: servers have been seen to answer requests and
         // nothing else while they are overloaded. Before all are sent away, those are tried.
         inner.look(ask, &expected, &self.cache, true, now, at);
-        let Inner { pods, views, scratch, matches, cold, rng, .. } = &mut *inner;
-        let pick = schedule::pick(views, &demand, &self.profile, rng, scratch)?;
+        let Inner { pods, views, scratch, matches, cold, excess, rng, .. } = &mut *inner;
+        let pick = match schedule::pick(views, &demand, &self.profile, rng, scratch) {
+            Ok(pick) => pick,
+            Err(none) => {
+                if none == NoPod::Saturated {
+                    *excess = filter::excess(views, &demand, &self.profile);
+                }
+                return Err(none);
+            }
+        };
         let (Some(entry), Some(view)) = (pods.get_mut(pick.index), views.get(pick.index)) else {
             return Err(NoPod::Empty);
         };
@@ -306,6 +325,7 @@ impl Pool {
             cache: Arc::clone(&self.cache),
             slot: entry.slot,
             keeps_session: self.keeps_sessions,
+            queue: Arc::clone(&self.queue),
             epoch: self.epoch,
             taken: now,
             ended: None,
@@ -314,7 +334,43 @@ impl Pool {
 
     /// When a client may come back that was refused for want of room.
     pub fn retry_after(&self, now: Instant) -> Duration {
-        self.learned.lock().retry_after(self.since_epoch(now))
+        let excess = self.inner.lock().excess;
+        self.learned.lock().retry_after(excess, self.since_epoch(now))
+    }
+
+    /// As [`Pool::reserve`], by way of `attempt`, and where all pods are full, or others wait already, within the
+    /// time that the pool lets requests wait. Dropped, it gives up.
+    pub async fn admit<T>(
+        &self,
+        mut attempt: impl FnMut() -> Result<T, NoPod>,
+    ) -> Result<T, NoPod> {
+        if self.patience.is_zero() {
+            return attempt();
+        }
+        if self.queue.waiting() == 0 {
+            match attempt() {
+                Err(NoPod::Saturated) => {}
+                other => return other,
+            }
+        }
+        self.queue.wait(self.patience, attempt).await
+    }
+
+    /// Whether a request would be refused now because every pod is full, whatever it asks for.
+    pub fn refuses(&self, now: Instant) -> bool {
+        if !self.patience.is_zero() {
+            return false;
+        }
+        let ask = Ask::default();
+        let expected = self.expected(ask);
+        let mut inner = self.inner.lock();
+        inner.look(ask, &expected, &self.cache, true, now, self.since_epoch(now));
+        let Inner { views, scratch, excess, .. } = &mut *inner;
+        let is_full = schedule::is_full(views, &expected.demand, &self.profile, scratch);
+        if is_full {
+            *excess = filter::excess(views, &expected.demand, &self.profile);
+        }
+        is_full
     }
 
     /// Requests that were to be placed so far, and whole connections that were.
@@ -448,6 +504,7 @@ impl Pool {
         entry.answered(same_port);
         let is_back = !was_ready && entry.ready(now);
         self.resize_cache(&mut inner, place, is_other);
+        self.queue.freed();
         is_back
     }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 use sluice_tests::client::{Client, Response, chat, post};
 use sluice_tests::engine::{Options, Server, Style};
 use sluice_tests::gateway::{Gateway, Plan};
-use sluice_tests::pod::{RawPod, Signals, answer, plan};
+use sluice_tests::pod::{RawPod, Signals, Taken, answer, plan};
 
 /// Requests that each engine has been asked.
 fn asked(engines: &[Server]) -> Vec<u64> {
@@ -170,6 +170,106 @@ fn a_full_pool_says_429_and_when_to_come_back() {
         pods[0].take().send(answer(200, "", "{}"));
         assert_eq!(clients[0].response().status, 200, "{saturation}");
     }
+}
+
+/// A client that has asked.
+fn asking(gateway: &Gateway) -> Client {
+    let mut client = Client::connect(gateway.address);
+    client.post("/v1/chat/completions", &chat("base", 1, false));
+    client
+}
+
+#[test]
+fn requests_wait_for_a_place_where_they_may() {
+    let pods = RawPod::start_all(1);
+    let gateway =
+        Gateway::start(&plan(&pods).scheduler("    saturation: {inFlight: 1, wait: 700ms}"));
+    let queued =
+        |count: f64| gateway.wait_metric("sluice_pool_requests_queued{pool=\"pool-0\"}", count);
+    let mut first = asking(&gateway);
+    let taken = pods[0].take();
+    let mut second = asking(&gateway);
+    queued(1.0);
+    let left = asking(&gateway);
+    queued(2.0);
+    drop(left);
+    queued(1.0);
+    let mut third = asking(&gateway);
+    queued(2.0);
+    assert!(pods[0].take_within(QUIET).is_none());
+    // Each gets the place of the one before, and who has left takes none.
+    let serve = |mut taken: Taken, client: &mut Client| {
+        taken.send(answer(200, "", "{}"));
+        taken.keep();
+        assert_eq!(client.response().status, 200);
+    };
+    serve(taken, &mut first);
+    serve(pods[0].take(), &mut second);
+    let held = pods[0].take();
+    // Too long for the next.
+    let refused = asking(&gateway).response();
+    assert_too_many(&refused);
+    queued(0.0);
+    serve(held, &mut third);
+}
+
+#[test]
+fn a_large_body_for_a_full_pool_is_not_awaited() {
+    let pods = RawPod::start_all(1);
+    let gateway = Gateway::start(&plan(&pods).scheduler("    saturation: {inFlight: 1}"));
+    let mut first = asking(&gateway);
+    let mut taken = pods[0].take();
+    let head = |more: &str| {
+        format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\n\
+             content-length: 5000000\r\n{more}\r\n"
+        )
+    };
+    for (begun, name) in [
+        (head("") + "{\"model\": \"base\", \"x\": \"yyyyyyyyyyyy", "the model is known"),
+        (head("") + "{\"x\": \"yyyyyyyyyyyy", "every model would be refused"),
+        (head("expect: 100-continue\r\n"), "nothing has come of it"),
+    ] {
+        let mut client = Client::connect(gateway.address);
+        client.send(begun);
+        let response = client.response();
+        assert_too_many(&response);
+        assert_eq!(response.header("connection"), Some("close"), "{name}");
+        assert!(client.is_closed(), "{name}");
+    }
+    gateway.wait_metric("sluice_pool_rejected_total{pool=\"pool-0\",reason=\"saturated\"}", 3.0);
+    // What is not for this pool is told so, once it is read.
+    taken.send(answer(200, "", "{}"));
+    taken.keep();
+    assert_eq!(first.response().status, 200);
+    let body = format!("{{\"model\": \"base\", \"x\": \"{}\"}}", "y".repeat(200_000));
+    let mut client = Client::connect(gateway.address);
+    client.post_bytes("/v1/chat/completions", body.as_bytes());
+    pods[0].take().send(answer(200, "", "{}"));
+    assert_eq!(client.response().status, 200);
+}
+
+#[test]
+fn a_full_pool_says_when_by_how_fast_it_gets_done() {
+    let pods = RawPod::start_all(1);
+    let gateway = Gateway::start(&plan(&pods).scheduler("    saturation: {inFlight: 1}"));
+    let say = || {
+        let refused = post(gateway.address, "/v1/chat/completions", &chat("base", 1, false));
+        refused.header("retry-after").unwrap().parse::<u64>().unwrap()
+    };
+    // One request that took two seconds: the next will take as long.
+    let mut first = asking(&gateway);
+    let mut taken = pods[0].take();
+    std::thread::sleep(Duration::from_secs(2));
+    taken.send(answer(200, "", "{}"));
+    taken.keep();
+    assert_eq!(first.response().status, 200);
+    gateway.wait_idle();
+    let _second = asking(&gateway);
+    let _taken = pods[0].take();
+    let slow: Vec<_> = (0..3).map(|_| say()).collect();
+    assert!(slow.iter().all(|seconds| (2..=60).contains(seconds)), "{slow:?}");
+    assert!(slow.windows(2).all(|two| two[0] <= two[1]), "{slow:?}");
 }
 
 /// As the official SDKs read it: `retry-after-ms` as a number if it is there, else `retry-after` as

@@ -1,9 +1,12 @@
 //! The head of a pod's response: how its body ends, and the head that the client gets. Pure.
 
+use std::time::Duration;
+
 use gateway_common::framing::Framing;
 
+use crate::error::retry_after;
 use crate::explain::EXPLAIN_HEADER;
-use crate::request::head::{MAX_HEADERS, SESSION_HEADER, content_length, is_hop_by_hop};
+use crate::request::head::{Head, MAX_HEADERS, SESSION_HEADER, content_length, is_hop_by_hop};
 
 /// What the gateway must know of a response's head.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +47,8 @@ pub struct ClientSide<'a> {
     pub request_id: &'a str,
     /// Why this pod, if the client is to be told.
     pub explain: Option<&'a str>,
+    /// When to try again, where the pod has not said so itself.
+    pub retry_after: Option<Duration>,
     /// What brings the session's next request to the same pod, if pods are to keep theirs.
     pub session: Option<&'a str>,
 }
@@ -136,6 +141,20 @@ pub fn parse(input: &[u8], to_head: bool) -> Result<Option<ResponseHead>, BadHea
     }))
 }
 
+impl<'a> ClientSide<'a> {
+    /// The client of this request.
+    pub fn new(request: &Head, keep_alive: bool, request_id: &'a str) -> Self {
+        Self {
+            http10: request.http10,
+            keep_alive,
+            request_id,
+            explain: None,
+            retry_after: None,
+            session: None,
+        }
+    }
+}
+
 impl ResponseHead {
     /// Writes the head for the client, with its empty line. Returns whether the body's chunk framing goes
     /// to the client as well, and whether the client's connection goes on.
@@ -147,8 +166,8 @@ impl ResponseHead {
         if raw {
             out.extend_from_slice(b"transfer-encoding: chunked\r\n");
         }
-        if self.status == 429 && !self.retry_after {
-            out.extend_from_slice(b"retry-after: 1\r\nretry-after-ms: 1000\r\n");
+        if let Some(after) = client.retry_after {
+            out.extend_from_slice(retry_after(after).as_bytes());
         }
         let own = [(EXPLAIN_HEADER, client.explain), (SESSION_HEADER, client.session)];
         for (name, value) in own.into_iter().filter_map(|(name, value)| Some((name, value?))) {
@@ -184,6 +203,7 @@ mod tests {
         request_id: "r1",
         explain: None,
         session: None,
+        retry_after: None,
     };
 
     fn head(text: &str) -> ResponseHead {
@@ -282,7 +302,8 @@ mod tests {
     #[test]
     fn too_many_requests_says_when() {
         let plain = head("HTTP/1.1 429 x\r\ncontent-length: 0\r\n\r\n");
-        assert!(written(&plain, SIDE).0.contains("retry-after: 1\r\n"));
+        let side = ClientSide { retry_after: Some(Duration::from_secs(7)), ..SIDE };
+        assert!(written(&plain, side).0.contains("retry-after: 7\r\nretry-after-ms: 7000\r\n"));
         let own = head("HTTP/1.1 429 x\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n");
         assert!(!written(&own, SIDE).0.contains("retry-after: 1\r\n"));
     }

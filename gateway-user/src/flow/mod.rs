@@ -107,12 +107,20 @@ pub async fn exchange(
     let mut watch = Watch { reader, input, scratch: &worker.scratch };
     let mut tried = Vec::new();
     let mut attempts = 0;
-    let (mut place, mut explained) = match reserve(pool, &request, &tried, worker) {
+    let admitted = tokio::select! {
+        biased;
+        admitted = pool.admit(|| reserve(pool, &request, &tried, worker)) => admitted,
+        () = watch.gone() => {
+            return Exchange::without_answer(Outcome::ClientGone, None, 0);
+        }
+    };
+    let (mut place, mut explained) = match admitted {
         Ok(placed) => placed,
-        Err((refusal, rejection)) => {
+        Err(none) => {
+            let (refusal, rejection) = turned_away(pool, &request, none, &tried, worker);
             let exchange = Exchange::without_answer(Outcome::Rejected, None, 0);
             let exchange = Exchange { rejection: Some(rejection), ..exchange };
-            return refuse(refusal, exchange, &request, client).await;
+            return refuse(refusal, exchange, request.side, request.to_head, client).await;
         }
     };
     loop {
@@ -131,7 +139,7 @@ pub async fn exchange(
                     "The gateway has no descriptor or port left to reach a pod. Try again later.",
                 );
                 let exchange = Exchange::without_answer(Outcome::Rejected, None, tried.len());
-                return refuse(refusal, exchange, &request, client).await;
+                return refuse(refusal, exchange, request.side, request.to_head, client).await;
             }
             Err(Failure::ClientGone) => {
                 return Exchange::without_answer(
@@ -156,7 +164,7 @@ pub async fn exchange(
                 (place, explained) = next;
                 continue;
             }
-            Some(Err(none)) => Some(none),
+            Some(Err(none)) => Some(turned_away(pool, &request, none, &tried, worker)),
             None => None,
         };
         let retries = tried.len() - 1;
@@ -177,7 +185,14 @@ pub async fn exchange(
             _ => (Outcome::PodError, own(), None),
         };
         let exchange = Exchange::without_answer(outcome, Some(&place.pod), retries);
-        return refuse(refusal, Exchange { rejection, ..exchange }, &request, client).await;
+        return refuse(
+            refusal,
+            Exchange { rejection, ..exchange },
+            request.side,
+            request.to_head,
+            client,
+        )
+        .await;
     }
 }
 
@@ -187,30 +202,37 @@ fn reserve(
     request: &Request<'_>,
     tried: &[PodId],
     worker: &Worker,
-) -> Result<(Place, Option<String>), (Refusal, Rejection)> {
-    let &Request { adapter, ref prompt, session, max_tokens, stream, .. } = request;
-    let ask = Ask { adapter, prompt, session, max_tokens, stream, tried };
+) -> Result<(Place, Option<String>), NoPod> {
+    let ask = request.ask(tried);
     let now = Instant::now();
     // Looked at a moment before: a request of another worker may come between, in rare cases.
     let explain = worker.gateway.config.explain_header;
     let seen = explain.then(|| explain::lines(pool.explain(ask, now)));
-    match pool.reserve(ask, now) {
-        Ok(place) => {
-            let picked = Some((&*place.pod.name, place.score));
-            let explained = seen.map(|seen| explain::header(&seen, picked, pool.near()));
-            Ok((place, explained))
-        }
-        Err(none) => {
-            let none = match none {
-                // Those that were tried may be out by now for that very reason.
-                NoPod::Empty if !tried.is_empty() => NoPod::Exhausted,
-                none => none,
-            };
-            let (refusal, rejection) = admit::refusal(pool, none);
-            let explain = seen.map(|seen| explain::header(&seen, None, pool.near()).into());
-            Err((Refusal { explain, ..refusal }, rejection))
-        }
-    }
+    let place = pool.reserve(ask, now)?;
+    let picked = Some((&*place.pod.name, place.score));
+    let explained = seen.map(|seen| explain::header(&seen, picked, pool.near()));
+    Ok((place, explained))
+}
+
+/// What a client is told for whose request there is no pod.
+fn turned_away(
+    pool: &Pool,
+    request: &Request<'_>,
+    none: NoPod,
+    tried: &[PodId],
+    worker: &Worker,
+) -> (Refusal, Rejection) {
+    let none = match none {
+        // Those that were tried may be out by now for that very reason.
+        NoPod::Empty if !tried.is_empty() => NoPod::Exhausted,
+        none => none,
+    };
+    let (refusal, rejection) = admit::refusal(pool, none);
+    let explain = worker.gateway.config.explain_header.then(|| {
+        let seen = explain::lines(pool.explain(request.ask(tried), Instant::now()));
+        explain::header(&seen, None, pool.near()).into()
+    });
+    (Refusal { explain, ..refusal }, rejection)
 }
 
 /// What a failure says about the pod, and the log line of it.
@@ -254,15 +276,23 @@ fn refusal_for(failure: &Failure, pod: &str) -> Refusal {
     }
 }
 
+/// Answers a request whose body has not been read whole: its pool takes none. The connection ends with it.
+pub async fn turn_away(pool: &Pool, side: ClientSide<'_>, client: &mut Client) -> Exchange {
+    let (refusal, rejection) = admit::refusal(pool, NoPod::Saturated);
+    let exchange = Exchange::without_answer(Outcome::Rejected, None, 0);
+    let exchange = Exchange { rejection: Some(rejection), ..exchange };
+    refuse(Refusal { close: true, ..refusal }, exchange, side, false, client).await
+}
+
 /// Answers with an error, and completes `exchange` with how that went.
 async fn refuse(
     refusal: Refusal,
     mut exchange: Exchange,
-    request: &Request<'_>,
+    side: ClientSide<'_>,
+    to_head: bool,
     client: &mut Client,
 ) -> Exchange {
-    let side = request.side;
-    let response = refusal.response(side.request_id, side.keep_alive, request.to_head);
+    let response = refusal.response(side.request_id, side.keep_alive, to_head);
     match timeout(REFUSAL_WRITE, client.write(&response)).await {
         Ok(Ok(())) => {
             exchange.status = refusal.status;
@@ -287,9 +317,14 @@ async fn pass(
     let Request { side, head, body, reserved, prompt, .. } = request;
     drop((head, body, reserved));
     let prompt = Some(prompt).filter(|_| place.pod.wants_prompts());
-    let session = place.session();
-    let side = ClientSide { explain: explained.as_deref(), session, ..side };
     let Answer { mut upstream, begun, trouble, sent } = answer;
+    let too_many = begun.head.status == 429 && !begun.head.retry_after;
+    let side = ClientSide {
+        explain: explained.as_deref(),
+        session: place.session(),
+        retry_after: too_many.then(|| place.retry_after(Instant::now())),
+        ..side
+    };
     let (status, stream, first_received) =
         (begun.head.status, begun.head.event_stream, begun.received);
     if stream && trouble.is_none() {
@@ -375,6 +410,11 @@ async fn pass(
 }
 
 impl Request<'_> {
+    fn ask<'a>(&'a self, tried: &'a [PodId]) -> Ask<'a> {
+        let &Self { adapter, ref prompt, session, max_tokens, stream, .. } = self;
+        Ask { adapter, prompt, session, max_tokens, stream, tried }
+    }
+
     /// What its connection to a pod is for.
     fn usage(&self) -> Use {
         if self.stream { Use::Streams } else { Use::Answers }

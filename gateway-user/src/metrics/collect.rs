@@ -90,6 +90,7 @@ fn pool_level(
     }
     writer.each_by(&metric::POOL_REJECTED, pools, |pool| &pool.rejected)?;
     writer.each(&metric::POOL_RETRIES, pools, |pool| &pool.retries)?;
+    writer.each(&metric::POOL_QUEUED, pools, |pool| &pool.queued)?;
     writer.each(&metric::POOL_DURATION, pools, |pool| &pool.duration)?;
     writer.each(&metric::POOL_TTFT, pools, |pool| &pool.ttft)?;
     writer.each(&metric::POOL_TPOT, pools, |pool| &pool.tpot)?;

@@ -81,6 +81,8 @@ describe! {
     POOL_REJECTED: Counter "pool_rejected" ["pool", "reason"];
     /// Further pods tried after one failed.
     POOL_RETRIES: Counter "pool_retries" ["pool"];
+    /// Requests that wait for a place at a pod, where the pool lets them.
+    POOL_QUEUED: Gauge "pool_requests_queued" ["pool"];
     /// From the end of the request's head to the answer's last byte, of requests that ended well.
     POOL_DURATION: Histogram "pool_request_duration_seconds" ["pool"];
     /// From the end of the request's head to the first token (TTFT).

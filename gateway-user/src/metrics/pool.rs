@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::events::EventMetrics;
@@ -23,6 +24,8 @@ pub struct PoolMetrics {
     pub(super) other_models: Counter,
     pub(super) rejected: ByLabel<Rejection, Counter>,
     pub(super) retries: Counter,
+    /// Requests that wait for a place.
+    pub queued: Gauge,
     pub(super) duration: Histogram,
     pub(super) ttft: Histogram,
     pub(super) tpot: Histogram,
@@ -55,6 +58,7 @@ impl PoolMetrics {
             other_models: Counter::default(),
             rejected: ByLabel::default(),
             retries: Counter::default(),
+            queued: Gauge::default(),
             duration: Histogram::new(DURATION),
             ttft: Histogram::new(TTFT),
             tpot: Histogram::new(TPOT),

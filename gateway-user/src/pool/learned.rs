@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::schedule::Demand;
 use crate::schedule::cost::TYPICAL_OUTPUT;
 use crate::schedule::drain::Drain;
 use crate::schedule::prefix::Prompt;
+use crate::schedule::{Demand, Excess};
 
 /// Means over about the last hundred answers, and the rate at which requests end.
 #[derive(Debug, Default)]
@@ -60,9 +60,9 @@ impl Learned {
     }
 
     /// When a client that was refused at `now` may come back.
-    pub(super) fn retry_after(&mut self, now: Duration) -> Duration {
+    pub(super) fn retry_after(&mut self, excess: Excess, now: Duration) -> Duration {
         let expected = Duration::from_secs_f32(self.seconds.unwrap_or(0.0).clamp(0.0, 3600.0));
-        self.drain.refused(0, expected, now)
+        self.drain.refused(excess, expected, now)
     }
 }
 
@@ -112,7 +112,7 @@ mod tests {
         learned.answered(u64::MAX, Some(1), Some(u32::MAX), Duration::MAX);
         learned.answered(1, Some(u64::MAX), Some(0), Duration::ZERO);
         assert!(tokens(&learned, u64::MAX).0 > 0);
-        assert!(learned.retry_after(second) >= second);
+        assert!(learned.retry_after(Excess::default(), second) >= second);
     }
 
     #[test]

@@ -11,11 +11,12 @@ use tokio::time::Instant;
 
 use super::cache::Cache;
 use super::learned::Learned;
+use super::queue::Queue;
 use crate::config;
 use crate::observe::events::Observation;
 use crate::schedule::prefix::{Prompt, Slot};
 use crate::schedule::speed::prior;
-use crate::schedule::{Ledger, Ticket};
+use crate::schedule::{Excess, Ledger, Ticket};
 
 /// One model server endpoint.
 #[derive(Debug)]
@@ -66,6 +67,7 @@ pub struct Place {
     pub(super) cache: Arc<Cache>,
     pub(super) slot: Option<Slot>,
     pub(super) keeps_session: bool,
+    pub(super) queue: Arc<Queue>,
     pub(super) epoch: Instant,
     pub(super) taken: Instant,
     pub(super) ended: Option<(Option<u32>, Instant)>,
@@ -196,6 +198,11 @@ impl Place {
         self.keeps_session.then_some(&self.pod.session)
     }
 
+    /// When a client may come back that its pod has sent away as too many.
+    pub fn retry_after(&self, now: Instant) -> Duration {
+        self.learned.lock().retry_after(Excess::default(), self.since_epoch(now))
+    }
+
     /// The first content of a stream came. Of an answer in one piece that says nothing of the prompt.
     pub fn began(&self, at: Instant) {
         self.pod.ledger.lock().first_token(self.ticket, self.since_epoch(at));
@@ -243,6 +250,7 @@ impl Drop for Place {
         self.pod.ledger.lock().finish(self.ticket, tokens, at);
         self.pod.in_flight.fetch_sub(1, Ordering::Relaxed);
         self.learned.lock().drain.completed(at);
+        self.queue.freed();
     }
 }
 

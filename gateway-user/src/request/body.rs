@@ -26,15 +26,34 @@ pub struct Body {
     pub reserved: Memory,
 }
 
+/// Why there is no whole body.
+#[derive(Debug)]
+pub enum Unread<T> {
+    /// It is wrong, or too much.
+    Refused(Refusal),
+    /// It was not worth reading on.
+    Useless(T),
+}
+
+impl<T> From<Refusal> for Unread<T> {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
 /// Reads the body behind `head`. `None`: the client left.
-pub async fn read_body(
+///
+/// `useless` is asked before much of the body is awaited, first with no model and then with the model once that is
+/// known: what it returns ends the reading.
+pub async fn read_body<T>(
     client: &mut Client,
     head: &Head,
     worker: &Worker,
-) -> Result<Option<Body>, Refusal> {
+    useless: impl Fn(Option<&str>) -> Option<T>,
+) -> Result<Option<Body>, Unread<T>> {
     let cap = worker.limits().max_body_bytes;
     if let Some(coding) = &head.content_encoding {
-        return Err(Refusal {
+        return Err(Unread::Refused(Refusal {
             close: true,
             ..Refusal::client(
                 415,
@@ -44,15 +63,24 @@ pub async fn read_body(
                     coding.chars().take(40).collect::<String>()
                 ),
             )
-        });
+        }));
     }
     match head.body {
         BodyLength::Known(length) if length > cap as u64 => {
-            return Err(Refusal::body_too_large(cap));
+            return Err(Refusal::body_too_large(cap).into());
         }
         _ => {}
     }
     let finder = Finder::for_head(head)?;
+    let is_far = match head.body {
+        BodyLength::Known(length) => length > (client.input.len() + WORTH_READING) as u64,
+        BodyLength::Chunked => false,
+    };
+    if (is_far || head.expects_continue && client.input.is_empty())
+        && let Some(why) = useless(None)
+    {
+        return Err(Unread::Useless(why));
+    }
     let patience = worker.limits().body_timeout;
     if head.expects_continue && client.input.is_empty() {
         let go = timeout(patience, client.write(b"HTTP/1.1 100 Continue\r\n\r\n"));
@@ -70,7 +98,7 @@ pub async fn read_body(
     };
     let whole = match head.body {
         // Checked against the cap, which is a usize.
-        BodyLength::Known(length) => incoming.known(length as usize).await?,
+        BodyLength::Known(length) => incoming.known(length as usize, &useless).await?,
         BodyLength::Chunked => incoming.chunked(cap).await?,
     };
     if !whole {
@@ -93,7 +121,11 @@ struct Incoming<'a> {
 
 impl Incoming<'_> {
     /// Reads a body of `length` bytes. `false`: the client left.
-    async fn known(&mut self, length: usize) -> Result<bool, Refusal> {
+    async fn known<T>(
+        &mut self,
+        length: usize,
+        useless: &impl Fn(Option<&str>) -> Option<T>,
+    ) -> Result<bool, Unread<T>> {
         let ready = self.client.input.len().min(length);
         self.make_room(ready, length)?;
         self.bytes.extend_from_slice(self.client.input.get(..ready).unwrap_or_default());
@@ -101,7 +133,15 @@ impl Incoming<'_> {
         // A fault in a body that is here whole leaves the connection in order.
         let last = ready == length;
         self.look(0).map_err(|fault| if last { refusal(&fault) } else { cut(&fault) })?;
+        let mut asked = false;
         while self.bytes.len() < length {
+            if !asked && length - self.bytes.len() > WORTH_READING {
+                asked = self.finder.model_so_far().is_some();
+                let why = self.finder.model_so_far().and_then(|model| useless(Some(model)));
+                if let Some(why) = why {
+                    return Err(Unread::Useless(why));
+                }
+            }
             if self.bytes.len() == self.bytes.capacity() {
                 self.make_room(1, length)?;
             }
@@ -216,6 +256,13 @@ impl Finder {
         }
     }
 
+    fn model_so_far(&self) -> Option<&str> {
+        match self {
+            Self::Json(scanner) => scanner.model_so_far(),
+            Self::Form(scanner) => scanner.model_so_far(),
+        }
+    }
+
     fn finish(self) -> Result<Fields, Fault> {
         match self {
             Self::Json(scanner) => scanner.finish(),
@@ -254,6 +301,10 @@ fn slow(worker: &Worker) -> Refusal {
 
 /// How fast a body must come on the whole, in bytes a second: far below any line that carries prompts.
 const LEAST_RATE: f64 = 1024.0;
+
+/// So much of a body is read in any case, as that costs less than the connection which has to end with what is not
+/// read.
+const WORTH_READING: usize = 64 * 1024;
 
 /// First memory for a body of which nothing has come yet, in bytes.
 const FIRST_READ: usize = 16 * 1024;

@@ -8,6 +8,8 @@
 
 use std::time::Duration;
 
+use super::Excess;
+
 /// How fast a pool gets done, and who was told to come back.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Drain {
@@ -32,17 +34,18 @@ impl Drain {
         self.recent / WINDOW.as_secs_f64()
     }
 
-    /// A request was refused, with `excess` requests more than the pool takes at once and `expected` the time
-    /// in which a request ends, for when none has lately. Returns when to come back.
-    pub fn refused(&mut self, excess: u32, expected: Duration, now: Duration) -> Duration {
+    /// A request was refused by a pool that has `excess`, with `expected` the time in which a request ends, for
+    /// when none has lately. Returns when to come back.
+    pub fn refused(&mut self, excess: Excess, expected: Duration, now: Duration) -> Duration {
         let rate = self.rate(now);
         self.refused = (self.refused + 1.0).min(MOST_REFUSED);
-        let before = self.refused + f64::from(excess);
+        let before = self.refused + f64::from(excess.requests);
         let seconds = match rate * expected.as_secs_f64().max(1.0) {
             // Not even one in the time that one takes.
             rate_of_one if rate_of_one < 1.0 => expected.as_secs_f64(),
             _ => before / rate,
         };
+        let seconds = seconds.max(excess.wait.as_secs_f64());
         Duration::from_secs_f64(seconds.clamp(LEAST.as_secs_f64(), MOST.as_secs_f64()).ceil())
     }
 
@@ -69,6 +72,10 @@ const MOST_REFUSED: f64 = 1e6;
 mod tests {
     use super::*;
 
+    fn requests(requests: u32) -> Excess {
+        Excess { requests, wait: Duration::ZERO }
+    }
+
     /// A drain at which `rate` requests a second have ended for a minute.
     fn steady(rate: u64) -> (Drain, Duration) {
         let mut drain = Drain::default();
@@ -94,7 +101,7 @@ mod tests {
             [(10, 0, 1..=1), (10, 99, 10..=11), (1, 9, 10..=11), (1, 500, 60..=60)]
         {
             let (mut drain, now) = steady(rate);
-            let found = drain.refused(excess, second, now).as_secs();
+            let found = drain.refused(requests(excess), second, now).as_secs();
             assert!(seconds.contains(&found), "{rate} {excess}: {found}");
         }
     }
@@ -102,22 +109,33 @@ mod tests {
     #[test]
     fn those_refused_together_come_back_one_after_the_other() {
         let (mut drain, now) = steady(10);
-        let told: Vec<u64> =
-            (0..200).map(|_| drain.refused(0, Duration::from_secs(1), now).as_secs()).collect();
+        let told: Vec<u64> = (0..200)
+            .map(|_| drain.refused(requests(0), Duration::from_secs(1), now).as_secs())
+            .collect();
         assert!(told.is_sorted() && told[0] == 1 && (19..=22).contains(&told[199]), "{told:?}");
         // And are made good for by those that end.
         (0..200).for_each(|_| drain.completed(now));
-        assert_eq!(drain.refused(0, Duration::from_secs(1), now).as_secs(), 1);
+        assert_eq!(drain.refused(requests(0), Duration::from_secs(1), now).as_secs(), 1);
     }
 
     #[test]
     fn with_nothing_ended_lately_it_is_an_answers_time() {
         for (expected, seconds) in [(0, 1), (1, 1), (7, 7), (3600, 60)] {
             let mut drain = Drain::default();
-            let found = drain.refused(5, Duration::from_secs(expected), Duration::ZERO);
+            let found = drain.refused(requests(5), Duration::from_secs(expected), Duration::ZERO);
             assert_eq!(found, Duration::from_secs(seconds), "{expected}");
         }
         let mut drain = Drain::default();
-        assert!(drain.refused(u32::MAX, Duration::MAX, Duration::MAX) <= MOST);
+        assert!(drain.refused(requests(u32::MAX), Duration::MAX, Duration::MAX) <= MOST);
+    }
+
+    #[test]
+    fn nobody_is_called_back_before_a_pod_is_expected_to_be_free() {
+        let (mut drain, now) = steady(10);
+        let after = |drain: &mut Drain, seconds| {
+            let excess = Excess { requests: 0, wait: Duration::from_secs_f32(seconds) };
+            drain.refused(excess, Duration::from_secs(1), now).as_secs()
+        };
+        assert_eq!([0.0, 7.2, 1000.0].map(|seconds| after(&mut drain, seconds)), [1, 8, 60]);
     }
 }

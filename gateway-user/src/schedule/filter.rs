@@ -7,6 +7,8 @@
 //! that takes; scorers cannot, and so take such a pod too for one without it. With scorers, a
 //! `lora-affinity` weight of 0 turns all of this off.
 
+use std::time::Duration;
+
 use super::cost::{Fleet, estimate};
 use super::{AdapterFit, Candidate, Demand, NoPod, PodView, Policy, Profile, Scorer, Signals};
 
@@ -54,6 +56,40 @@ pub fn tier(pod: &PodView, profile: &Profile, wait: f32) -> Tier {
         return Tier::Saturated;
     }
     if elsewhere { Tier::FreshElsewhere } else { Tier::Fresh }
+}
+
+/// How far a pool is from taking one more request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Excess {
+    /// Requests that have to end first, of all pods.
+    pub requests: u32,
+    /// What is expected to be waited at least.
+    pub wait: Duration,
+}
+
+/// How far ready `pods` are from taking one more request, where none takes any.
+pub fn excess(pods: &[PodView], demand: &Demand, profile: &Profile) -> Excess {
+    let fleet = Fleet::read(pods, demand, profile.stale_after);
+    let limits = &profile.saturation;
+    let ready = || pods.iter().filter(|pod| pod.ready);
+    let over = |pod: &PodView| {
+        let signals = pod.believed(profile.stale_after).unwrap_or_default();
+        let beyond = |count: u32, limit| count.saturating_add(1).saturating_sub(limit);
+        let queued = beyond(signals.waiting.unwrap_or(0), limits.queue_depth);
+        queued.max(beyond(pod.in_flight, limits.in_flight))
+    };
+    let wait = |pod: &PodView| {
+        let signals = pod.believed(profile.stale_after);
+        let wait = estimate(pod, signals.as_ref(), demand, &fleet).wait();
+        (wait - profile.max_wait.as_secs_f32()).clamp(0.0, MOST_WAIT)
+    };
+    // Requests end all over the pool, and the one that is the least over gets its share of that.
+    let least = ready().map(over).min().unwrap_or(0).saturating_sub(1);
+    let count = u32::try_from(ready().count()).unwrap_or(u32::MAX);
+    Excess {
+        requests: least.saturating_mul(count),
+        wait: Duration::from_secs_f32(ready().map(wait).fold(MOST_WAIT, f32::min)),
+    }
 }
 
 /// Fills `candidates` with the pods of the best tier.
@@ -127,14 +163,15 @@ fn running(in_flight: u32, signals: &Signals) -> Option<u32> {
     signals.running.map(|running| running.max(in_flight.saturating_sub(told_waiting)))
 }
 
+/// Seconds; longer waits are all the same.
+const MOST_WAIT: f32 = 3600.0;
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::schedule::Preset;
     use crate::schedule::speed::Line;
     use crate::schedule::tests::{idle, profile, weights};
+    use crate::schedule::{Own, Preset};
 
     #[test]
     fn each_pod_has_its_tier() {
@@ -291,5 +328,37 @@ mod tests {
         let candidate = found[0];
         assert_eq!((candidate.kv_usage, candidate.waiting, candidate.running), (None, None, None));
         assert_eq!(candidate.in_flight, 3);
+    }
+
+    #[test]
+    fn how_far_a_pool_is_from_taking_one_more() {
+        let queue = |waiting| {
+            let signals = Signals { waiting: Some(waiting), ..idle().signals };
+            PodView { signals, ..idle() }
+        };
+        let own = |in_flight| PodView { in_flight, ..idle() };
+        let gone = PodView { ready: false, ..idle() };
+        // 128 may wait at a pod, and 1,024 be in flight.
+        let table: [(&[PodView], u32); 9] = [
+            (&[], 0),
+            (&[gone], 0),
+            (&[idle()], 0),
+            (&[queue(128)], 0),
+            (&[queue(137)], 9),
+            (&[queue(137), queue(130)], 4),
+            (&[queue(137), queue(130), gone], 4),
+            (&[own(1033), queue(137), queue(139)], 27),
+            (&[queue(u32::MAX), own(u32::MAX)], u32::MAX),
+        ];
+        for (pods, requests) in table {
+            let found = excess(pods, &Demand::default(), &profile());
+            assert_eq!(found.requests, requests, "{pods:?}");
+        }
+        // Ten million tokens before it, at a pod that the gateway knows nothing else of.
+        let own = Own { pending: 1, prefill_tokens: 10_000_000, ..Own::default() };
+        let long = PodView { own, ..idle() };
+        let found = excess(&[long, long], &Demand::default(), &profile()).wait;
+        let alone = excess(&[long, idle()], &Demand::default(), &profile()).wait;
+        assert!(found > Duration::from_secs(60) && alone.is_zero(), "{found:?}, {alone:?}");
     }
 }

@@ -29,7 +29,7 @@ pub mod speed;
 pub mod view;
 
 pub use cost::{Estimate, Fleet, Preset};
-pub use filter::Tier;
+pub use filter::{Excess, Tier};
 pub use ledger::{Ledger, Sent, Ticket};
 pub use picker::Picker;
 pub use scorers::{NEUTRAL, Scorer, Weighted};
@@ -144,6 +144,17 @@ pub fn pick(
         Policy::Scorers { .. } => total,
     };
     Ok(Pick { index: candidate.index, score, estimate: candidate.estimate })
+}
+
+/// Whether [`pick`] would say [`NoPod::Saturated`].
+pub fn is_full(
+    pods: &[PodView],
+    demand: &Demand,
+    profile: &Profile,
+    scratch: &mut Scratch,
+) -> bool {
+    let result = filter::candidates(pods, demand, profile, &mut scratch.candidates);
+    matches!(result, Err(NoPod::Saturated))
 }
 
 /// Says how [`pick`] sees each pod, one entry for each of `pods` and in their order. Allocates; not
