@@ -1,18 +1,27 @@
-//! What one pick costs, by the size of the pool.
+//! What one pick costs, by the size of the pool: `cargo bench -p sluice-tests --bench schedule`.
 //!
-//! The bounds: under 40 us among 64 pods, under 400 us among 1,024, no allocation. A pick runs under the pool's lock,
-//! so this is also how often a pool can be picked from.
+//! The bounds: under 40 us among 64 pods, under 400 us among 1,024, no allocation in the pick. `decision` is all that the
+//! daemon does from a body that has been read to a reserved place: the prompt's hashes, the look-up in the prefix index, a
+//! view of each pod, the pick, the ledgers.
+#![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::hint::black_box;
 use std::time::Duration;
 
 use divan::counter::ItemsCount;
 use divan::{AllocProfiler, Bencher};
-use gateway_user::config::Saturation;
+use gateway_user::config::{self, Saturation};
+use gateway_user::metrics::{Build, Metrics};
+use gateway_user::observe::{EngineKind, Reading};
+use gateway_user::pool::{Ask, Pool};
+use gateway_user::request::scan::Scanner;
+use gateway_user::schedule::prefix::Prompt;
 use gateway_user::schedule::{
     AdapterFit, Demand, Own, Picker, PodView, Policy, Preset, Profile, Scorer, Scratch, Signals,
     Since, Weighted, pick,
 };
+
+use tokio::time::Instant;
 
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
@@ -43,6 +52,45 @@ fn cost_idle(bencher: Bencher<'_, '_>, pods: usize) {
 fn scorers(bencher: Bencher<'_, '_>, pods: usize) {
     let scorers = Scorer::ALL.map(|scorer| Weighted { scorer, weight: 1.0 }).to_vec();
     run(bencher, &mixed(pods), Policy::Scorers { scorers, picker: Picker::MaxScore });
+}
+
+/// A request of 2,000 tokens, of which a pod in eight has the first half, to a pool where every pod has some.
+#[divan::bench(args = [4, 64, 256, 1024])]
+fn decision(bencher: Bencher<'_, '_>, pods: usize) {
+    let list: Vec<_> =
+        (0..pods).map(|pod| format!("10.0.{}.{}", pod / 250, pod % 250 + 1)).collect();
+    let text = format!(
+        "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\nmetadata: {{name: bench}}\nspec:\n  \
+         schedulers:\n  - name: pool\n    modelName: base\n    pods: [{}]\n",
+        list.join(", ")
+    );
+    let config = config::parse(&text, "bench.yaml").unwrap().config;
+    let metrics = Metrics::new(Build { version: "0", revision: "0" }, Vec::new);
+    let pool = Pool::new(&config.schedulers[0], metrics.pool("pool"), 3);
+    let now = Instant::now();
+    let mut rng = fastrand::Rng::with_seed(1);
+    for pod in pool.pods() {
+        let signals = busy(&mut rng).signals;
+        let engine = EngineKind::Vllm;
+        pool.observed(pod.id, Reading { engine, signals, ..Reading::default() }, now);
+    }
+    let words = "all that was said before ".repeat(160);
+    let body = format!("{{\"model\": \"base\", \"prompt\": \"{words}\"}}");
+    let mut scanner = Scanner::new();
+    scanner.feed(body.as_bytes()).unwrap();
+    let parts = scanner.finish().unwrap().prompt;
+    let read = || pool.read_prompt(body.as_bytes(), &parts, None);
+    let half = read();
+    let half = Prompt { blocks: half.blocks[..half.blocks.len() / 2].to_vec(), ..half };
+    fn ask(prompt: &Prompt) -> Ask<'_> {
+        Ask { prompt, stream: true, ..Ask::default() }
+    }
+    let held: Vec<_> = (0..pods).map(|_| pool.reserve(ask(&half), now).unwrap()).collect();
+    held.iter().step_by(8).for_each(|place| place.sent(&half));
+    bencher.counter(ItemsCount::new(pods)).bench_local(|| {
+        let prompt = read();
+        pool.reserve(ask(black_box(&prompt)), now).unwrap()
+    });
 }
 
 fn mixed(pods: usize) -> Vec<PodView> {
