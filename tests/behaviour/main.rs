@@ -10,6 +10,7 @@
 )]
 
 mod adapters;
+mod affinity;
 mod balance;
 mod bodies;
 mod cli;
@@ -21,6 +22,7 @@ mod direct;
 mod disconnects;
 mod flows;
 mod framing;
+mod herding;
 mod http;
 mod kernel;
 mod lifecycle;
