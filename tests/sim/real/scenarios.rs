@@ -1,7 +1,7 @@
 //! Scenarios of the simulator, so small that two processors bear them in real time.
 //!
-//! A pod has about the load that it has in the large one; there are fewer pods, and fewer prompts and adapters
-//! for them. In `a` the load is less: what piles up at the small pods has to be waited for.
+//! There are fewer pods, each with about the load that it has in the large scenario, and fewer adapters for
+//! them. In `a` the load is less: what piles up at the small pods has to be waited for.
 
 use sluice_tests::sim::Scenario;
 use sluice_tests::sim::traffic::{Length, Shape};
@@ -20,12 +20,6 @@ pub(crate) fn all(seconds: f64) -> Vec<Scenario> {
         name: "c-prefix-8b-small",
         fleet: &[("l40s", 4)],
         rate: 8.0,
-        shape: Shape::Groups {
-            groups: 16,
-            shared: 2_048,
-            own: Length::Fixed(256),
-            answer: Length::Fixed(256),
-        },
         ..large
     }));
     all.extend(large("d-adapters").map(|large| Scenario {
