@@ -3,6 +3,8 @@
 //! Always the first of equals would send every request to one pod of an idle pool; the lot is drawn
 //! anew each time from the caller's generator, so that a run can be replayed.
 
+use std::cmp::Reverse;
+
 use super::cost::Preset;
 use super::{Candidate, Demand, Estimate, PodView};
 
@@ -108,13 +110,16 @@ pub(super) fn cheapest(
     };
     let equal = candidates.iter().zip(costs).enumerate().filter(|&(_, (_, &cost))| near(cost));
     let equal = equal.map(|(place, (candidate, _))| (place, candidate));
+    let lot = |candidate: &Candidate| {
+        let pod = pods.get(candidate.index);
+        Reverse(pod.map(|pod| mixed(prefix, pod.key)))
+    };
     let chosen = if others < ALONE {
-        // More prompts that begin alike will follow this one: beginnings are spread over the pods.
-        equal.min_by_key(|(_, candidate)| candidate.last_used)
+        // More prompts that begin alike will follow this one: beginnings are spread over the pods. Where none
+        // has come yet, not from the first pod on: gateways that have just begun would go in step.
+        equal.min_by_key(|(_, candidate)| (candidate.last_used, lot(candidate)))
     } else {
-        equal.max_by_key(|(_, candidate)| {
-            pods.get(candidate.index).map(|pod| mixed(prefix, pod.key))
-        })
+        equal.min_by_key(|(_, candidate)| lot(candidate))
     };
     chosen.map(|(place, _)| place)
 }
