@@ -1,5 +1,5 @@
-//! When a pod that has a prompt's beginning in its cache is worth more than one that is free, as tables of pods:
-//! the scheduler alone, under both of its presets.
+//! When a pod that has a prompt's beginning in its cache is worth more than one that is free: mostly as tables
+//! of pods, the scheduler alone, under both of its presets.
 
 use std::time::Duration;
 
@@ -8,6 +8,10 @@ use gateway_user::schedule::prefix::{Index, Matches};
 use gateway_user::schedule::{
     Demand, NoPod, Own, PodView, Policy, Preset, Profile, Scratch, Signals, pick,
 };
+use serde_json::json;
+use sluice_tests::client::Client;
+use sluice_tests::gateway::Gateway;
+use sluice_tests::pod::{RawPod, Signals as Told, answer, plan};
 
 /// An idle pod.
 fn pod(key: u64) -> PodView {
@@ -131,6 +135,43 @@ fn a_cached_beginning_leads_to_a_pod_until_that_costs_more_than_it_saves() {
     }
 }
 
+// Field report 64, with a gateway: its pods hold the prompt because it sent it there.
+#[test]
+fn a_prompt_follows_its_cache_until_that_pod_is_full() {
+    let pods = RawPod::start_all(3);
+    let gateway = Gateway::start(&plan(&pods).scheduler("    saturation: {kvCache: 0.9}"));
+    let prompt = "All that was said before. ".repeat(600);
+    let body = json!({"model": "base", "prompt": prompt, "max_tokens": 1}).to_string();
+    let mut client = Client::connect(gateway.address);
+    let mut ask = || {
+        client.post_bytes("/v1/completions", body.as_bytes());
+        let (place, mut taken) = loop {
+            let found = pods.iter().enumerate().find_map(|(place, pod)| {
+                pod.take_within(Duration::from_millis(5)).map(|taken| (place, taken))
+            });
+            if let Some(found) = found {
+                break found;
+            }
+        };
+        taken.send(answer(200, "content-type: application/json\r\n", "{}"));
+        taken.keep();
+        assert_eq!(client.response().status, 200);
+        place
+    };
+    let first = ask();
+    for _ in 0..10 {
+        assert_eq!(ask(), first, "it left its cache");
+    }
+    pods[first].tell(Told { running: 9, waiting: 0, kv_usage: 0.95 });
+    gateway
+        .wait("the cache to be full", |status| status["pools"][0]["pods"][first]["running"] == 9);
+    let second = ask();
+    assert_ne!(second, first);
+    for _ in 0..10 {
+        assert_eq!(ask(), second, "it is cached there now");
+    }
+}
+
 // Field report 64: where every pod is over the limit, that is said, and affinity does not get around it.
 #[test]
 fn a_full_pod_that_has_the_prompt_is_full_all_the_same() {
@@ -147,24 +188,32 @@ fn a_full_pod_that_has_the_prompt_is_full_all_the_same() {
 
 // Reports against the reference picker 27: prompts that nobody has seen ran together at a few pods.
 #[test]
-fn new_prompts_are_spread_and_every_gateway_agrees_where() {
+fn new_prompts_are_spread_and_gateways_that_have_just_begun_agree_where() {
     let pods: Vec<PodView> = (1..=8).map(pod).collect();
     let profile = profile(Preset::LATENCY, 1.0);
-    let place = |prefix, seed| {
+    let place = |pods: &[PodView], prefix, seed| {
         let mut rng = fastrand::Rng::with_seed(seed);
         let demand = Demand { prefix: Some(prefix), ..DEMAND };
-        pick(&pods, &demand, &profile, &mut rng, &mut Scratch::default()).unwrap().index
+        pick(pods, &demand, &profile, &mut rng, &mut Scratch::default()).unwrap().index
     };
     let mut counts = [0_u32; 8];
     let mut prompts = fastrand::Rng::with_seed(5);
     for _ in 0..4_000 {
         let prefix = prompts.u64(..);
-        let one = place(prefix, 1);
-        assert_eq!(one, place(prefix, 2), "another gateway chose another pod");
+        let one = place(&pods, prefix, 1);
+        assert_eq!(one, place(&pods, prefix, 2), "another gateway chose another pod");
         counts[one] += 1;
     }
     // Six standard deviations of a fair lot.
     assert!(counts.iter().all(|count| count.abs_diff(500) < 126), "{counts:?}");
+    // A gateway that is alone knows where the last ones went.
+    let (mut pods, mut counts) = (pods, [0_u32; 8]);
+    for number in 1..=80 {
+        let one = place(&pods, prompts.u64(..), 1);
+        pods[one].last_used = number;
+        counts[one] += 1;
+    }
+    assert_eq!(counts, [10; 8]);
 }
 
 // Field report 80, reports against the reference picker 24: what is remembered is bounded by what pods hold, and

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluice_tests::client::{Client, chat, post};
-use sluice_tests::engine::{Faults, MetricsFault, Options, Server};
+use sluice_tests::engine::{MetricsFault, Options, Server};
 use sluice_tests::gateway::{Gateway, Plan};
 use sluice_tests::pod::{RawPod, Taken, answer, plan};
 
@@ -40,9 +40,10 @@ fn ask(gateways: &[SocketAddr], clients: usize, rounds: usize, tokens: u32) {
 // Field report 56: one pod's gauges say for ever that it is idle.
 #[test]
 fn a_pod_whose_metrics_are_stuck_does_not_draw_all_requests() {
-    let engines = Server::start_all((0..4).map(|_| Options::default()).collect()).unwrap();
+    let mut options = vec![Options::default(); 4];
+    options[0].faults.metrics = MetricsFault::Stuck;
+    let engines = Server::start_all(options).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &engines));
-    engines[0].fault(Faults { metrics: MetricsFault::Stuck, ..Faults::default() });
     ask(&[gateway.address], 40, 8, 20);
     let asked = asked(&engines);
     // A quarter each would be fair; the liar may get more, and never half.
