@@ -45,7 +45,7 @@ struct Cli {
     /// What the requests are drawn from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Print JSON: the rows, and the orders of the policies.
+    /// Print JSON: the rows, the orders of the policies, and how busy the machine was.
     #[arg(long)]
     json: bool,
 }
@@ -77,6 +77,7 @@ fn compare(cli: &Cli) -> anyhow::Result<()> {
         .filter(|scenario| begins(scenario.name, &cli.scenario))
         .collect();
     let (mut real, mut simulated, mut orders) = (Vec::new(), Vec::new(), Vec::new());
+    let mut machines = Vec::new();
     for scenario in scenarios {
         let mut fleets = Vec::new();
         for policy in POLICIES.into_iter().filter(|policy| begins(policy.as_str(), &cli.policy)) {
@@ -87,7 +88,8 @@ fn compare(cli: &Cli) -> anyhow::Result<()> {
                 }
             }
         }
-        let rows = play::play(&scenario, cli.seed, &fleets)?;
+        let (rows, machine) = play::play(&scenario, cli.seed, &fleets)?;
+        machines.push(machine);
         let of = |fleet: &Fleet| {
             let figures = run(&scenario, fleet.policy, cli.seed);
             Row::of(scenario.name, fleet.policy, 1.0, &[figures])
@@ -104,10 +106,12 @@ fn compare(cli: &Cli) -> anyhow::Result<()> {
         };
         let (real, simulated) = (told("real", &real), told("simulated", &simulated));
         let rows: Vec<Told<'_>> = real.into_iter().chain(simulated).collect();
-        println!("{}", serde_json::to_string_pretty(&json!({"rows": rows, "orders": orders}))?);
+        let all = json!({"rows": rows, "orders": orders, "machine": machines});
+        println!("{}", serde_json::to_string_pretty(&all)?);
     } else {
         print!("# Real\n\n{}# Simulated\n\n{}# Orders\n\n", table(&real), table(&simulated));
         orders.iter().for_each(|order| println!("{}", order.text()));
+        machines.iter().for_each(|machine| println!("{}", machine.text()));
     }
     Ok(())
 }

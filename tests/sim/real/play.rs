@@ -12,14 +12,18 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::client::{Outcome, ask};
 use crate::fleet::Fleet;
-use crate::machine::Processors;
+use crate::machine::{Machine, Processors};
 use crate::requests::body;
 
-/// Plays it, to the last answer; one row for each fleet.
+/// Plays it, to the last answer; one row for each fleet, and how busy the machine was.
 ///
 /// # Errors
 /// There is no runtime.
-pub(crate) fn play(scenario: &Scenario, seed: u64, fleets: &[Fleet]) -> anyhow::Result<Vec<Row>> {
+pub(crate) fn play(
+    scenario: &Scenario,
+    seed: u64,
+    fleets: &[Fleet],
+) -> anyhow::Result<(Vec<Row>, Machine)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(Play::new(scenario, fleets).run(seed)))
 }
@@ -62,7 +66,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    async fn run(mut self, seed: u64) -> Vec<Row> {
+    async fn run(mut self, seed: u64) -> (Vec<Row>, Machine) {
         let Scenario { seconds, shape, arrivals, .. } = *self.scenario;
         let [window, end] = [seconds * WARM_UP, seconds].map(Duration::from_secs_f64);
         let mut counts = false;
@@ -100,17 +104,12 @@ impl<'a> Play<'a> {
             tally.totals.hits = hits - tally.before[2];
         }
         let now = Processors::now(self.fleets.iter().map(Fleet::pid));
-        eprintln!(
-            "sim-real: {}: the machine was {:.0} % busy, {:.0} % with this; the latest request was sent {:.1} ms late",
-            self.scenario.name,
-            100.0 * now.busy_since(self.processors),
-            100.0 * now.own_since(self.processors),
-            1e3 * self.late.as_secs_f64()
-        );
+        let machine = Machine::between(self.scenario.name, self.processors, now, self.late);
+        eprintln!("sim-real: {}", machine.text());
         while !self.flights.is_empty() {
             self.until(self.begun.elapsed() + PAUSE).await;
         }
-        self.rows()
+        (self.rows(), machine)
     }
 
     /// Takes answers until then, at least those that are there.
