@@ -3,7 +3,7 @@
 //! The bounds: under 40 us among 64 pods, under 400 us among 1,024, no allocation in the pick. `decision` is all that the
 //! daemon does from a body that has been read to a reserved place: the prompt's hashes, the look-up in the prefix index, a
 //! view of each pod, the pick, the ledgers.
-#![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
+#![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::hint::black_box;
 use std::time::Duration;
