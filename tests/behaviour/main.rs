@@ -20,6 +20,7 @@ mod datapath;
 mod demo;
 mod direct;
 mod disconnects;
+mod events;
 mod flows;
 mod framing;
 mod herding;

@@ -19,6 +19,25 @@ pub struct KvCache {
     oldest: Option<u32>,
     newest: Option<u32>,
     by_hash: HashMap<u64, u32>,
+    /// What changed since it was last asked for; none while nobody wants to know.
+    changes: Option<Vec<Change>>,
+}
+
+/// A change of what is remembered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Change {
+    /// A block with this content came, behind `parent` in its prompt.
+    Stored {
+        /// Its content.
+        hash: u64,
+        /// That of the block ahead of it.
+        parent: Option<u64>,
+    },
+    /// A block with this content went.
+    Removed {
+        /// Its content.
+        hash: u64,
+    },
 }
 
 impl KvCache {
@@ -31,7 +50,18 @@ impl KvCache {
             oldest: None,
             newest: None,
             by_hash: HashMap::new(),
+            changes: None,
         }
+    }
+
+    /// Notes changes from now on.
+    pub fn note_changes(&mut self) {
+        self.changes = Some(Vec::new());
+    }
+
+    /// The changes since the last time, in their order.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Blocks in all.
@@ -83,6 +113,7 @@ impl KvCache {
             self.unlink(index);
             if let Some(hash) = self.block_mut(index).hash.take() {
                 self.by_hash.remove(&hash);
+                self.note(Change::Removed { hash });
             }
             index
         };
@@ -93,9 +124,15 @@ impl KvCache {
 
     /// Names the content of a held block. Content that another block has stays with that one.
     pub fn name(&mut self, index: u32, hash: u64) {
+        self.name_behind(index, hash, None);
+    }
+
+    /// As [`Self::name`]; `parent` is the content of the block ahead of it.
+    pub fn name_behind(&mut self, index: u32, hash: u64, parent: Option<u64>) {
         if self.block(index).hash.is_none() && !self.by_hash.contains_key(&hash) {
             self.by_hash.insert(hash, index);
             self.block_mut(index).hash = Some(hash);
+            self.note(Change::Stored { hash, parent });
         }
     }
 
@@ -113,6 +150,12 @@ impl KvCache {
         match newest {
             Some(newest) => self.block_mut(newest).newer = Some(index),
             None => self.oldest = Some(index),
+        }
+    }
+
+    fn note(&mut self, change: Change) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
         }
     }
 
@@ -195,5 +238,21 @@ mod tests {
         cache.name(a, 7);
         cache.name(b, 7);
         assert_eq!(cache.hold(7), Some(a));
+    }
+
+    #[test]
+    fn changes_are_noted_once_they_are_wanted() {
+        let mut cache = KvCache::new(1);
+        let block = cache.allocate().unwrap();
+        cache.name(block, 1);
+        assert_eq!(cache.take_changes(), []);
+        cache.note_changes();
+        cache.release(block);
+        let block = cache.allocate().unwrap();
+        cache.name_behind(block, 2, Some(1));
+        cache.name_behind(block, 3, Some(1));
+        let expected = [Change::Removed { hash: 1 }, Change::Stored { hash: 2, parent: Some(1) }];
+        assert_eq!(cache.take_changes(), expected);
+        assert_eq!(cache.take_changes(), []);
     }
 }

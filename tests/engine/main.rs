@@ -66,6 +66,9 @@ struct Args {
     /// Engines behind one port.
     #[arg(long, default_value_t = 1)]
     data_parallel: usize,
+    /// Publish changes of the KV cache over ZeroMQ on a port this far from the pod's own.
+    #[arg(long)]
+    kv_events_offset: Option<u16>,
     /// Close a connection after so many seconds without a request.
     #[arg(long, default_value_t = 5.0)]
     keep_alive: f64,
@@ -165,6 +168,10 @@ impl Args {
             prefix_caching: !self.no_prefix_caching,
             max_loras: self.max_loras,
         };
+        let kv_events = self.kv_events_offset.map(|offset| {
+            let port = listen.port().checked_add(offset).context("no such port")?;
+            anyhow::Ok(SocketAddr::new(listen.ip(), port))
+        });
         let fault = nth(&self.fault, at).map_or("{}", String::as_str);
         Ok(Options {
             listen,
@@ -177,6 +184,7 @@ impl Args {
             speed: self.speed,
             data_parallel: self.data_parallel,
             metrics: nth(&self.metrics_style, at).copied().unwrap_or_default(),
+            kv_events: kv_events.transpose()?,
             keep_alive: Duration::from_secs_f64(self.keep_alive),
             prompt_tokens_details: self.enable_prompt_tokens_details,
             max_queued: self.max_num_queued_reqs,

@@ -17,10 +17,11 @@
 //! - [`model`], [`request`], [`kv`], [`gpu`]: the engine; no clock, no IO.
 //! - [`api`], [`wire`], [`metrics`], [`exposition`]: what goes over the wire; pure.
 //! - [`faults`], [`stats`]: what tests set and look at.
-//! - `pod`, `routes`, `conn`, `peer`, `server`: clock, endpoints, answers, sockets, threads.
+//! - `pod`, `routes`, `conn`, `events`, `peer`, `server`: clock, endpoints, answers, sockets, threads.
 
 pub mod api;
 mod conn;
+mod events;
 pub mod exposition;
 pub mod faults;
 pub mod gpu;

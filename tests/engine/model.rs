@@ -251,6 +251,11 @@ impl Engine {
         &self.kv
     }
 
+    /// The KV cache, to have its changes noted.
+    pub fn kv_mut(&mut self) -> &mut KvCache {
+        &mut self.kv
+    }
+
     /// Share of the KV cache that requests hold, 0 to 1.
     pub fn kv_usage(&self) -> f64 {
         f64::from(self.kv.used()) / f64::from(self.kv.capacity())
@@ -497,8 +502,9 @@ impl Sequence {
         else {
             return true;
         };
+        let mut parent = full.start.checked_sub(1).and_then(|at| self.hashes.get(at).copied());
         for (block, hash) in blocks.iter().zip(hashes) {
-            kv.name(*block, *hash);
+            kv.name_behind(*block, *hash, parent.replace(*hash));
         }
         true
     }

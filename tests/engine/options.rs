@@ -29,6 +29,9 @@ pub struct Options {
     pub data_parallel: usize,
     /// Whose metrics.
     pub metrics: Style,
+    /// Where changes of the KV cache are published over ZeroMQ (`--kv-events-config`), of the first engine; port 0 takes a
+    /// free one.
+    pub kv_events: Option<SocketAddr>,
     /// After so long without a request an open connection is closed; uvicorn's 5 s.
     pub keep_alive: Duration,
     /// Tell cached tokens in usage (`--enable-prompt-tokens-details`).
@@ -72,6 +75,7 @@ impl Default for Options {
             speed: 1.0,
             data_parallel: 1,
             metrics: Style::default(),
+            kv_events: None,
             keep_alive: Duration::from_secs(5),
             prompt_tokens_details: false,
             max_queued: None,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, mpsc};
 
 use super::faults::Faults;
+use super::kv::Change;
 use super::metrics::{LoraSeries, Page, Sample, Style, Times};
 use super::model::{Engine, Event, Rejected, Request};
 use super::options::Options;
@@ -32,6 +33,8 @@ pub(super) struct Pod {
     started: Instant,
     created: f64,
     control: mpsc::UnboundedSender<Control>,
+    /// Takes the changes of the first engine's KV cache, if they are published.
+    kv_changes: Option<mpsc::UnboundedSender<Vec<Change>>>,
 }
 
 /// What the listener of a pod is told.
@@ -156,7 +159,11 @@ enum Next {
 }
 
 impl Pod {
-    pub(super) fn new(options: Options, control: mpsc::UnboundedSender<Control>) -> Self {
+    pub(super) fn new(
+        options: Options,
+        control: mpsc::UnboundedSender<Control>,
+        kv_changes: Option<mpsc::UnboundedSender<Vec<Change>>>,
+    ) -> Self {
         let rank = || Rank {
             state: Mutex::new(RankState {
                 engine: Engine::new(&options.gpu, options.limits),
@@ -169,7 +176,10 @@ impl Pod {
             }),
             wake: Notify::new(),
         };
-        let ranks = (0..options.data_parallel.max(1)).map(|_| rank()).collect();
+        let ranks: Vec<_> = (0..options.data_parallel.max(1)).map(|_| rank()).collect();
+        if let Some(rank) = ranks.first().filter(|_| kv_changes.is_some()) {
+            lock(&rank.state).engine.kv_mut().note_changes();
+        }
         let adapter = |name: &String| Adapter {
             name: name.clone(),
             path: format!("adapters/{name}"),
@@ -191,6 +201,7 @@ impl Pod {
             started: Instant::now(),
             created: unix().as_secs_f64(),
             control,
+            kv_changes,
             options,
         }
     }
@@ -366,6 +377,13 @@ impl Pod {
             &mut *state;
         if let Some(due) = engine.next().filter(|due| *due <= now) {
             engine.step(due, events);
+            if let Some(publisher) = &self.kv_changes {
+                let changes = engine.kv_mut().take_changes();
+                if !changes.is_empty() {
+                    // A publisher that is gone has said why.
+                    let _ = publisher.send(changes);
+                }
+            }
             outbox.extend(events.drain(..).map(|event| (due, event)));
             self.update_loras(engine, adapter_changes);
         }

@@ -11,7 +11,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::conn;
+use super::events;
 use super::faults::Faults;
+use super::kv::Change;
 use super::options::Options;
 use super::pod::{Control, Pod, Span, lock};
 use super::stats::Stats;
@@ -20,6 +22,8 @@ use super::stats::Stats;
 pub struct Server {
     /// Where it listens.
     pub addr: SocketAddr,
+    /// Where it publishes changes of its KV cache, if it does.
+    pub kv_events: Option<SocketAddr>,
     pod: Arc<Pod>,
     /// The thread, shared with the pods that were started together.
     _host: Arc<Host>,
@@ -48,29 +52,39 @@ impl Server {
                     "the speed must be above 0",
                 ));
             }
-            let listener = StdListener::bind(options.listen).map_err(|error| {
-                let text = format!("cannot listen on {}: {error}", options.listen);
-                io::Error::new(error.kind(), text)
-            })?;
-            listener.set_nonblocking(true)?;
+            let listener = listen(options.listen)?;
             options.listen = listener.local_addr()?;
+            let publisher = options.kv_events.map(listen).transpose()?;
+            options.kv_events =
+                publisher.as_ref().map(|listener| listener.local_addr()).transpose()?;
+            let (changes, publisher) = publisher
+                .map(|listener| {
+                    let (changes, steps) = mpsc::unbounded_channel();
+                    (changes, (listener, steps))
+                })
+                .unzip();
             if options.name.is_empty() {
                 options.name = format!("pod-{}", options.listen.port());
             }
             let (control, orders) = mpsc::unbounded_channel();
             let (addr, away) = (options.listen, !options.start_after.is_zero());
             let refuse = away && !options.start_busy;
-            let pod = Arc::new(Pod::new(options, control));
-            pods.push((addr, pod, (!refuse).then_some(listener), orders));
+            let pod = Arc::new(Pod::new(options, control, changes));
+            pods.push((addr, pod, (!refuse).then_some(listener), publisher, orders));
         }
         let (servers, tasks): (Vec<_>, Vec<_>) = pods
             .into_iter()
-            .map(|(addr, pod, listener, orders)| {
-                ((addr, Arc::clone(&pod)), serve(pod, listener, orders))
+            .map(|(addr, pod, listener, publisher, orders)| {
+                ((addr, Arc::clone(&pod)), serve(pod, listener, publisher, orders))
             })
             .unzip();
         let host = Arc::new(Host::run(tasks)?);
-        let server = |(addr, pod)| Self { addr, pod, _host: Arc::clone(&host) };
+        let server = |(addr, pod): (_, Arc<Pod>)| Self {
+            addr,
+            kv_events: pod.options.kv_events,
+            pod,
+            _host: Arc::clone(&host),
+        };
         Ok(servers.into_iter().map(server).collect())
     }
 
@@ -163,11 +177,15 @@ impl Drop for Host {
 async fn serve(
     pod: Arc<Pod>,
     listener: Option<StdListener>,
+    publisher: Option<(StdListener, mpsc::UnboundedReceiver<Vec<Change>>)>,
     mut orders: mpsc::UnboundedReceiver<Control>,
 ) {
     let mut engines = JoinSet::new();
     for rank in 0..pod.options.data_parallel.max(1) {
         engines.spawn(Arc::clone(&pod).drive(rank));
+    }
+    if let Some((listener, steps)) = publisher {
+        engines.spawn(events::publish(listener, steps));
     }
     let mut later = JoinSet::new();
     if listener.is_none() {
@@ -220,6 +238,14 @@ async fn serve(
             }
         }
     }
+}
+
+fn listen(address: SocketAddr) -> io::Result<StdListener> {
+    let listener = StdListener::bind(address).map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
+    })?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 fn revive_later(later: &mut JoinSet<()>, pod: &Arc<Pod>, span: Span) {

@@ -1,14 +1,15 @@
 //! One task for each pod whose KV events are wanted: subscribes, follows, and subscribes again when it is cut off.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Sink;
-use super::learn::Observation;
+use super::learn::{Observation, SLACK};
 use super::tracker::Tracker;
 use super::wire::{Failure, Subscription};
 
@@ -57,7 +58,15 @@ async fn listen(
     sink: &impl Sink,
     prompts: &mut mpsc::Receiver<Observation>,
 ) -> Failure {
+    // Answered, and to be looked for as soon as all events of that time are here.
+    let mut waiting: VecDeque<Observation> = VecDeque::new();
     loop {
+        let due = async {
+            match waiting.front() {
+                Some(prompt) => sleep_until(prompt.answered + SLACK).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             message = subscription.next() => match message {
                 Ok(message) => {
@@ -66,7 +75,13 @@ async fn listen(
                 }
                 Err(failure) => return failure,
             },
-            Some(prompt) = prompts.recv() => sink.learned(tracker.learn(&prompt)),
+            () = due => {
+                let prompt = waiting.pop_front();
+                sink.learned(prompt.is_some_and(|prompt| tracker.learn(&prompt)));
+            }
+            Some(prompt) = prompts.recv(), if waiting.len() < MAX_WAITING => {
+                waiting.push_back(prompt);
+            }
         }
     }
 }
@@ -76,6 +91,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
 /// The longest pause, and how long a connection must have lasted for the next pause to be short.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Most prompts that wait to be looked for; more stay in the channel.
+const MAX_WAITING: usize = 256;
 
 #[cfg(test)]
 mod tests;

@@ -111,7 +111,7 @@ impl Tracker {
 }
 
 /// How much later than the first token the news of its prompt's blocks may come: they take another way.
-const SLACK: Duration = Duration::from_millis(100);
+pub(super) const SLACK: Duration = Duration::from_millis(100);
 
 /// Most chains that are compared for one prompt: with more of the same length at the same time it is not worth it.
 const MAX_CHAINS: usize = 8;
