@@ -8,7 +8,7 @@ use gateway_user::observe::events::{self, Change, Failure, Observation, Target};
 use serde_json::{Value, json};
 use sluice_tests::client::post;
 use sluice_tests::engine::{Limits, Options, Server};
-use sluice_tests::gateway::PATIENCE;
+use sluice_tests::gateway::{Gateway, PATIENCE, Plan};
 use tokio::sync::mpsc;
 use tokio::task::{LocalSet, spawn_blocking, spawn_local};
 use tokio::time::{Instant, timeout};
@@ -110,4 +110,51 @@ fn a_prompt_is_recognised_and_its_end_is_noticed() {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     LocalSet::new().block_on(&runtime.expect("a runtime"), test);
+}
+
+/// Others fill the pod's cache, which the gateway can only know from the pod.
+#[test]
+fn what_others_drove_out_is_not_thought_to_be_cached() {
+    let pod = small_pod();
+    let port = pod.kv_events.expect("it publishes").port();
+    let plan = Plan::pool("base", std::slice::from_ref(&pod));
+    let gateway = Gateway::start(&plan.scheduler(&format!("    kvEvents: {{port: {port}}}")));
+    let metric = |name: &str| gateway.metric(name).expect("it is counted");
+    let ask = |number: u32, words: usize| {
+        let mut body = prompt(number, words);
+        body["stream"] = true.into();
+        body["stream_options"] = json!({ "include_usage": true });
+        let answer = post(gateway.address, "/v1/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    };
+    let mut number = 0;
+    while metric("sluice_kv_events_total{pool=\"pool-0\"}") == 0.0 {
+        number += 1;
+        assert!(number < 10_000, "{}", gateway.log());
+        // Too short for a block of the prefix index.
+        ask(number, 10);
+    }
+    let result = |result: &str| {
+        metric(&format!("sluice_kv_events_prompts_total{{pool=\"pool-0\",result=\"{result}\"}}"))
+    };
+    gateway.wait("all prompts to be looked for", |_| {
+        result("recognised") + result("unclear") == f64::from(number)
+    });
+    let before = result("recognised");
+    ask(100_000, 40);
+    gateway.wait("the prompt to be recognised", |_| result("recognised") == before + 1.0);
+    let cached = || metric("sluice_pool_prefix_cached_tokens_total{pool=\"pool-0\"}");
+    ask(100_000, 40);
+    let once = cached();
+    assert!(once > 64.0, "{once}");
+
+    let blocks = "sluice_pool_prefix_index_blocks{pool=\"pool-0\"}";
+    gateway.wait_metric(blocks, 2.0);
+    for other in 200_000..200_012 {
+        let answer = post(pod.addr, "/v1/completions", &prompt(other, 40));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    gateway.wait_metric(blocks, 0.0);
+    ask(100_000, 40);
+    assert_eq!(cached(), once, "it had to be computed anew");
 }
