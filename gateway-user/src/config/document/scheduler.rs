@@ -219,7 +219,8 @@ impl Default for Metrics {
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct KvEvents {
-    /// The port of each pod's ZeroMQ publisher, which has to listen there: an endpoint such as `tcp://*:5557`.
+    /// The port of each pod's ZeroMQ publisher, which has to listen there: an endpoint such as `tcp://*:5557`. Not for
+    /// pods with several data-parallel ranks behind one port, as each of these publishes at a port of its own.
     #[schemars(range(min = 1, max = 65535), extend("format" = "port"))]
     pub port: u16,
     /// What the topics of its messages start with; all by default.
