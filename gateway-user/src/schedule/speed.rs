@@ -191,6 +191,10 @@ struct Fit {
     y: f64,
     xx: f64,
     xy: f64,
+    /// Squares of how far each ratio to the prior, as a logarithm, was from the one before: half of their mean is how
+    /// much observations scatter, whatever they are about.
+    scatter: f64,
+    ratio: Option<f32>,
     last: Duration,
     /// Observations in a row that were far above (or below 0: far below) what was expected.
     streak: i8,
@@ -217,6 +221,10 @@ impl Fit {
             self.count = count;
         }
         self.last = self.last.max(now);
+        let ratio = (y / prior.at(x)).ln();
+        let apart = self.ratio.map_or(0.0, |before| f64::from((ratio - before).clamp(-1.0, 1.0)));
+        self.scatter += apart * apart / 2.0;
+        self.ratio = Some(ratio);
         let y = f64::from(y.clamp(expected / BOUND, expected * BOUND));
         let x = f64::from(x.min(MOST_X));
         // By the prior and not by what is expected now: of a pod that has become slower, the new values would
@@ -244,6 +252,7 @@ impl Fit {
         self.y += other.y;
         self.xx += other.xx;
         self.xy += other.xy;
+        self.scatter += other.scatter;
     }
 
     fn decay(&mut self, keep: f64) {
@@ -254,6 +263,7 @@ impl Fit {
             &mut self.y,
             &mut self.xx,
             &mut self.xy,
+            &mut self.scatter,
         ] {
             *sum *= keep;
         }
@@ -269,6 +279,12 @@ impl Fit {
         let factor = (a * self.y + b * self.xy)
             / (a * a * self.weight + 2.0 * a * b * self.x + b * b * self.xx);
         (factor.is_finite() && factor > 0.0).then_some(factor as f32)
+    }
+
+    /// The logarithm of a ratio that `count` observations that scatter so much may well show by chance.
+    fn chance(&self, count: f64) -> f32 {
+        let variance = (self.scatter + SCATTER * SCATTER) / (self.count + 1.0);
+        (ERRORS * (variance / count.max(1.0)).sqrt()) as f32
     }
 
     /// The line through the observations. Where they do not tell the two parts apart (all at one x), these
@@ -297,6 +313,7 @@ impl Fit {
         let slope = bounded(slope as f32, (scaled.per_one / SKEW, scaled.per_one * SKEW));
         let at_zero = ((sums.y - f64::from(slope) * sums.x) / sums.weight) as f32;
         let at_zero = bounded(at_zero, (scaled.at_zero / SKEW, scaled.at_zero * SKEW));
+        let alike = if alike > 0.0 { alike.max(self.chance(count)) } else { 0.0 };
         prior.toward(Line::new(at_zero, slope), (count / (count + trust)) as f32, alike)
     }
 }
@@ -395,6 +412,11 @@ const TRUST: f64 = 2.0;
 /// The logarithm of a ratio between one pod and its like that is chance, or pods that are alike would not be
 /// treated so.
 const ALIKE: f32 = 0.1;
+
+/// How much observations scatter until they have shown it, as a logarithm, and how many standard errors are chance:
+/// a pod that looks slower than its like gets no requests that could show that it is not.
+const SCATTER: f64 = 0.2;
+const ERRORS: f64 = 2.0;
 
 /// Observations with which a pod's factor speaks for others.
 const ENOUGH: f64 = 3.0;
