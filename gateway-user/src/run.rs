@@ -422,8 +422,12 @@ fn watch_pods(gateway: &Arc<Gateway>, changed: &Rc<Notify>) {
 fn follow_events(pool: &Pool, pod: &Pod) {
     let Some(source) = &pool.kv_events else { return };
     let Some((held, prompts)) = pool.cache_of(pod.id) else { return };
-    let address = SocketAddr::new(pod.address.ip(), source.port);
-    let target = events::Target { address, topic: source.topic.clone() };
+    let at = |port| SocketAddr::new(pod.address.ip(), port);
+    let target = events::Target {
+        address: at(source.port),
+        topic: source.topic.clone(),
+        replay: source.replay_port.map(at),
+    };
     let metrics = Arc::clone(&pool.metrics);
     let sink = CacheSink::new(held, metrics, Arc::clone(&pool.name), Arc::clone(&pod.name));
     spawn_local(events::follow(target, sink, prompts, fastrand::Rng::new()));

@@ -63,7 +63,8 @@ async fn ask(pod: SocketAddr, number: u32, words: usize) -> u64 {
 #[test]
 fn a_prompt_is_recognised_and_its_end_is_noticed() {
     let pod = small_pod();
-    let target = Target { address: pod.kv_events.expect("it publishes"), topic: String::new() };
+    let address = pod.kv_events.expect("it publishes");
+    let target = Target { address, topic: String::new(), replay: None };
     let (sender, mut told) = mpsc::unbounded_channel();
     let (prompts, receiver) = mpsc::channel(1);
     let test = async {

@@ -245,8 +245,8 @@ impl Builder<'_> {
                 pods: self.pods(&scheduler, &path),
                 metrics: self.metrics(&scheduler, &path.field("metrics")),
                 kv_events: scheduler.kv_events.map(|events| {
-                    let document::KvEvents { port, topic } = events;
-                    EventSource { port, topic }
+                    let document::KvEvents { port, topic, replay_port } = events;
+                    EventSource { port, topic, replay_port }
                 }),
                 direct: match scheduler.mode {
                     Mode::Request => None,

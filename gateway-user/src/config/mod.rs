@@ -322,4 +322,6 @@ pub struct EventSource {
     pub port: u16,
     /// What the topics of its messages start with. Default: all.
     pub topic: String,
+    /// The port where each pod sends old messages again. Default: none.
+    pub replay_port: Option<u16>,
 }

@@ -116,8 +116,8 @@ fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
         app_protocol: AppProtocol::Http,
         metrics: metrics(&scheduler.metrics),
         kv_events: scheduler.kv_events.as_ref().map(|events| {
-            let EventSource { port, topic } = events.clone();
-            KvEvents { port, topic }
+            let EventSource { port, topic, replay_port } = events.clone();
+            KvEvents { port, topic, replay_port }
         }),
         profile: scheduler.profile.clone(),
         weights,

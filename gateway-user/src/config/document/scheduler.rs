@@ -227,11 +227,16 @@ pub struct KvEvents {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253), extend("format" = "label", "x-example" = "kv@"))]
     pub topic: String,
+    /// The port where each pod sends old messages again (vLLM: `replay_endpoint`), so that one that was lost can be
+    /// made up for; none by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535), extend("format" = "port", "x-example" = 5558))]
+    pub replay_port: Option<u16>,
 }
 
 impl Default for KvEvents {
     fn default() -> Self {
-        Self { port: 5557, topic: String::new() }
+        Self { port: 5557, topic: String::new(), replay_port: None }
     }
 }
 

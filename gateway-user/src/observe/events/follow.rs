@@ -1,17 +1,20 @@
-//! One task for each pod whose KV events are wanted: subscribes, follows, and subscribes again when it is cut off.
+//! One task for each pod whose KV events are wanted: subscribes, follows, and subscribes again when it is cut off. It asks
+//! for messages that it missed, if the pod keeps some.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::debug;
 
 use super::Sink;
 use super::learn::{Observation, SLACK};
 use super::tracker::Tracker;
-use super::wire::{Failure, Subscription};
+use super::wire::{Failure, Message, Wire};
 
 /// Where a pod's events are had.
 #[derive(Clone, Debug)]
@@ -20,6 +23,8 @@ pub struct Target {
     pub address: SocketAddr,
     /// What the topics of its messages start with.
     pub topic: String,
+    /// Where it answers questions for old messages, if it does.
+    pub replay: Option<SocketAddr>,
 }
 
 /// Follows a pod's events and tells `sink`. `prompts` are those that the pod has answered, to be recognised in its
@@ -33,11 +38,12 @@ pub async fn follow(
     let mut tracker = Tracker::default();
     let mut pause = FIRST_PAUSE;
     loop {
-        match Subscription::open(target.address, &target.topic).await {
-            Ok(subscription) => {
+        match Wire::subscribe(target.address, &target.topic).await {
+            Ok(wire) => {
                 sink.connected();
                 let started = Instant::now();
-                let failure = listen(subscription, &mut tracker, &sink, &mut prompts).await;
+                let replay = target.replay;
+                let failure = listen(wire, replay, &mut tracker, &sink, &mut prompts).await;
                 sink.failed(&failure);
                 if started.elapsed() > LONGEST_PAUSE {
                     pause = FIRST_PAUSE;
@@ -53,7 +59,8 @@ pub async fn follow(
 
 /// Takes what comes until it ends.
 async fn listen(
-    mut subscription: Subscription,
+    mut wire: Wire,
+    replay: Option<SocketAddr>,
     tracker: &mut Tracker,
     sink: &impl Sink,
     prompts: &mut mpsc::Receiver<Observation>,
@@ -68,8 +75,11 @@ async fn listen(
             }
         };
         tokio::select! {
-            message = subscription.next() => match message {
+            message = wire.next() => match message {
                 Ok(message) => {
+                    if let (Some(from), Some(at)) = (tracker.missing(message.number), replay) {
+                        catch_up(at, from..message.number, tracker, sink).await;
+                    }
                     let change = tracker.message(message.number, &message.payload, Instant::now());
                     sink.changed(&change);
                 }
@@ -86,11 +96,39 @@ async fn listen(
     }
 }
 
+/// Takes the messages of these numbers that the pod has kept. What it does not have is missing as before.
+async fn catch_up(at: SocketAddr, numbers: Range<u64>, tracker: &mut Tracker, sink: &impl Sink) {
+    let catch_up = async {
+        let mut wire = Wire::replay(at, numbers.start).await?;
+        loop {
+            let Message { number, payload } = match wire.next().await? {
+                message if message.is_end() => return Ok::<_, Failure>(()),
+                message => message,
+            };
+            // What has come since is in the subscription as well.
+            if number >= numbers.end {
+                return Ok(());
+            }
+            if numbers.contains(&number) && tracker.missing(number + 1).is_some() {
+                sink.changed(&tracker.message(number, &payload, None));
+            }
+        }
+    };
+    match timeout(CATCH_UP, catch_up).await {
+        Ok(Ok(())) => {}
+        Ok(Err(failure)) => debug!("no old KV events: {failure}"),
+        Err(_) => debug!("no old KV events in time"),
+    }
+}
+
 /// After the first failure; doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
 /// The longest pause, and how long a connection must have lasted for the next pause to be short.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// How long old messages may take to come; new ones wait meanwhile.
+const CATCH_UP: Duration = Duration::from_secs(10);
 
 /// Most prompts that wait to be looked for; more stay in the channel.
 const MAX_WAITING: usize = 256;

@@ -28,6 +28,9 @@
 //! - of which prompts the oldest blocks are, when the index is held to the number of tokens: the ones that this gateway
 //!   used last are kept.
 //!
+//! A prompt whose start the pod stored before the gateway listened, or before a gap, is not recognised until the pod has
+//! forgotten that start.
+//!
 //! Prompts that are lists of tokens are treated as text too: the index has them in blocks of their letters. A pod with
 //! several data-parallel ranks behind one address has a publisher for each; only the one at the port is followed.
 

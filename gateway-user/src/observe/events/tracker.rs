@@ -7,7 +7,7 @@
 //! Messages are numbered from 0. One that is missing, or cannot be read, may have taken any block away: all is forgotten
 //! then, and what is stored from there on is known again. A number that goes back means that the pod was restarted, and
 //! its cache is empty. What the pod stored before is not known until it clears its cache or is restarted: see
-//! [`Knowledge`]. Lost messages are not asked for again: the engines keep a few of them, at another port.
+//! [`Knowledge`].
 //!
 //! Pure: no IO, and the time comes from the caller.
 
@@ -82,8 +82,21 @@ pub(super) struct Tip {
 }
 
 impl Tracker {
-    /// Takes the payload of the message with this number, which came just now.
-    pub fn message(&mut self, number: u64, payload: &[u8], now: Instant) -> Change {
+    /// The number of the first message that is missing ahead of this one, if there is one.
+    pub fn missing(&self, number: u64) -> Option<u64> {
+        // A number that goes back is of a new process, which has counted from 0.
+        let next = self.next.filter(|next| *next <= number).unwrap_or(0);
+        (next < number).then_some(next)
+    }
+
+    /// Takes the payload of the message with this number, which came just now. No time: it is an old one.
+    pub fn message(
+        &mut self,
+        number: u64,
+        payload: &[u8],
+        now: impl Into<Option<Instant>>,
+    ) -> Change {
+        let now = now.into();
         let mut change = Change::default();
         match self.next {
             None if number == 0 => self.knowledge = Knowledge::All,
@@ -129,7 +142,7 @@ impl Tracker {
 }
 
 impl Tracker {
-    fn batch(&mut self, batch: &Batch, now: Instant, change: &mut Change) {
+    fn batch(&mut self, batch: &Batch, now: Option<Instant>, change: &mut Change) {
         let mut tips = Vec::new();
         let mut went = false;
         change.events = batch.events.len();
@@ -155,7 +168,9 @@ impl Tracker {
         change.removed.sort_unstable();
         change.removed.dedup();
         change.tokens = (went && self.knowledge == Knowledge::All).then(|| self.tokens());
-        self.note_tips(&tips, now);
+        if let Some(now) = now {
+            self.note_tips(&tips, now);
+        }
     }
 
     fn stored(&mut self, stored: &Stored, tips: &mut Vec<u64>) {

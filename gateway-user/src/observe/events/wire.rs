@@ -1,8 +1,8 @@
-//! One subscription to a pod's KV events, over TCP.
+//! Connections to a pod's KV events, over TCP: a subscription, or a question for old ones.
 //!
 //! The protocol is ZeroMQ's, and its machine a library's: [`Connection`] has no IO of its own, and refuses a
 //! message that is too large before anything is kept of it. A frame that has not come as a whole is read into one piece of memory,
-//! however small the pieces are that it comes in. While nobody waits in [`Subscription::next`] nothing is read, so that a
+//! however small the pieces are that it comes in. While nobody waits in [`Wire::next`] nothing is read, so that a
 //! pod that tells more than can be followed fills its own queue, and drops what does not fit.
 
 use std::io;
@@ -12,17 +12,16 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use omq_proto::proto::SocketType;
 use omq_proto::proto::command::Command;
-use omq_proto::proto::connection::{Connection, ConnectionConfig, Event, Role};
+use omq_proto::proto::connection::{Connection, ConnectionConfig, Role};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// A connection to a publisher.
-pub(super) struct Subscription {
+/// A connection to a pod.
+pub(super) struct Wire {
     socket: TcpStream,
     wire: Connection,
-    topic: Bytes,
     buffer: BytesMut,
     /// A frame that has not come as a whole, and how long it will be.
     frame: Option<(BytesMut, usize)>,
@@ -35,6 +34,13 @@ pub(super) struct Message {
     pub(super) number: u64,
     /// What happened.
     pub(super) payload: Bytes,
+}
+
+impl Message {
+    /// There are no more old messages.
+    pub(super) fn is_end(&self) -> bool {
+        self.number == u64::MAX && self.payload.is_empty()
+    }
 }
 
 /// Why there are no events of a pod.
@@ -54,26 +60,43 @@ pub enum Failure {
     Timeout,
 }
 
-impl Subscription {
+impl Wire {
     /// Subscribes to all messages whose topic starts like this.
-    pub(super) async fn open(address: SocketAddr, topic: &str) -> Result<Self, Failure> {
+    pub(super) async fn subscribe(address: SocketAddr, topic: &str) -> Result<Self, Failure> {
+        let topic = Bytes::copy_from_slice(topic.as_bytes());
+        let first = |wire: &mut Connection| wire.send_command(&Command::Subscribe(topic));
+        Self::open(address, SocketType::Sub, first).await
+    }
+
+    /// Asks for the messages from this number on that the pod has kept. The last that comes is [`Message::is_end`].
+    pub(super) async fn replay(address: SocketAddr, from: u64) -> Result<Self, Failure> {
+        let question = [Bytes::new(), Bytes::copy_from_slice(&from.to_be_bytes())];
+        let question = omq_proto::Message::multipart(question);
+        Self::open(address, SocketType::Dealer, |wire| wire.send_message(&question)).await
+    }
+
+    async fn open(
+        address: SocketAddr,
+        socket_type: SocketType,
+        first: impl FnOnce(&mut Connection) -> omq_proto::Result<()>,
+    ) -> Result<Self, Failure> {
         let start = async {
             let socket = TcpStream::connect(address).await?;
             // A pod may be silent for hours, and gone for as long.
             SockRef::from(&socket).set_tcp_keepalive(
                 &TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE),
             )?;
-            let config = ConnectionConfig::new(Role::Client, SocketType::Sub);
+            let config = ConnectionConfig::new(Role::Client, socket_type);
             let mut this = Self {
                 socket,
                 wire: Connection::new(config.max_message_size(MAX_MESSAGE)),
-                topic: Bytes::copy_from_slice(topic.as_bytes()),
                 buffer: BytesMut::new(),
                 frame: None,
             };
             while !this.wire.is_ready() {
                 this.step().await?;
             }
+            first(&mut this.wire)?;
             this.flush().await?;
             Ok(this)
         };
@@ -117,11 +140,8 @@ impl Subscription {
         if let Some((length, start)) = wire.begin_supplied_payload_with_prefix() {
             *frame = Some((BytesMut::from(&*start.as_bytes()), length));
         }
-        while let Some(event) = wire.poll_event() {
-            if matches!(event, Event::HandshakeSucceeded { .. }) {
-                wire.send_command(&Command::Subscribe(self.topic.clone()))?;
-            }
-        }
+        // Nothing else is of interest; unread, they would pile up.
+        while wire.poll_event().is_some() {}
         Ok(())
     }
 

@@ -3,8 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
-use zeromq::{PubSocket, Socket, SocketSend, ZmqMessage};
+use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 use super::*;
 use crate::observe::events::testing::{cleared, payload, removed, stored};
@@ -50,9 +49,13 @@ struct Following {
 
 impl Following {
     fn new(address: SocketAddr, topic: &str) -> Self {
+        Self::with_replay(address, topic, None)
+    }
+
+    fn with_replay(address: SocketAddr, topic: &str, replay: Option<SocketAddr>) -> Self {
         let (sender, told) = mpsc::unbounded_channel();
         let (prompts, receiver) = mpsc::channel(4);
-        let target = Target { address, topic: topic.into() };
+        let target = Target { address, topic: topic.into(), replay };
         let task = follow(target, Recorder(sender), receiver, Rng::with_seed(1));
         Self { told, prompts, task: tokio::task::spawn_local(task) }
     }
@@ -195,6 +198,52 @@ fn comes_back_when_the_pod_does() {
         let Told::Changed(change) = told else { panic!("{told:?}") };
         assert!(change.is_cleared);
         assert_eq!(change.knowledge, Knowledge::All);
+    });
+}
+
+/// Answers questions for old messages as vLLM does, with or without the topic, from those that it has.
+async fn keeper(kept: Vec<(u64, Vec<u8>)>, with_topic: bool) -> SocketAddr {
+    let mut socket = RouterSocket::new();
+    let endpoint = socket.bind("tcp://127.0.0.1:0").await.expect("a free port").to_string();
+    tokio::task::spawn_local(async move {
+        loop {
+            let question = socket.recv().await.expect("a question").into_vec();
+            let [asker, empty, from] = &question[..] else { panic!("{question:?}") };
+            assert!(empty.is_empty());
+            let from = u64::from_be_bytes(from[..].try_into().expect("8 bytes"));
+            let kept = kept.iter().filter(|message| message.0 >= from).cloned();
+            for (number, payload) in kept.chain([(u64::MAX, Vec::new())]) {
+                let mut frames = vec![asker.clone(), bytes::Bytes::new()];
+                frames.extend(with_topic.then(bytes::Bytes::new));
+                frames.push(bytes::Bytes::copy_from_slice(&number.to_be_bytes()));
+                frames.push(payload.into());
+                let answer = ZmqMessage::try_from(frames).expect("frames");
+                socket.send(answer).await.expect("sent");
+            }
+        }
+    });
+    endpoint.strip_prefix("tcp://").expect("TCP").parse().expect("an address")
+}
+
+#[test]
+fn asks_for_what_it_missed() {
+    run(async {
+        for with_topic in [false, true] {
+            let old = |number: u64| (number, payload(&[stored(&[number], number.checked_sub(1))]));
+            let replay = keeper((0..4).map(old).collect(), with_topic).await;
+            let mut publisher = Publisher::bind("127.0.0.1:0").await;
+            let mut following = Following::with_replay(publisher.address, "", Some(replay));
+            assert_eq!(following.next().await, Told::Connected);
+            // The first that it hears is the third, with what went in it.
+            let third = payload(&[removed(&[0])]);
+            publisher.reach("", 2, &third, &mut following).await;
+            let mut change = following.change().await;
+            while change.tokens.is_none() {
+                change = following.change().await;
+            }
+            assert_eq!((change.lost, change.knowledge), (0, Knowledge::All));
+            assert_eq!(change.tokens, Some(16), "two came, and one went");
+        }
     });
 }
 

@@ -61,6 +61,24 @@ fn a_gap_or_nonsense_makes_all_doubtful() {
 }
 
 #[test]
+fn knows_what_is_missing() {
+    let mut tracker = Tracker::default();
+    assert_eq!([0, 3].map(|number| tracker.missing(number)), [None, Some(0)]);
+    feed(&mut tracker, 4, &[]);
+    // 5 is next; what is below is of a new process.
+    assert_eq!([5, 6, 9].map(|number| tracker.missing(number)), [None, Some(5), Some(5)]);
+    assert_eq!([4, 1, 0].map(|number| tracker.missing(number)), [Some(0), Some(0), None]);
+}
+
+#[test]
+fn old_messages_tell_nothing_of_the_time() {
+    let mut tracker = Tracker::default();
+    tracker.message(0, &payload(&[stored(&[1], None)]), None);
+    assert!(tracker.tips.is_empty());
+    assert_eq!(held(&tracker), [1]);
+}
+
+#[test]
 fn starts_with_what_it_is_told() {
     let mut tracker = Tracker::default();
     let change = feed(&mut tracker, 490, &[removed(&[7]), stored(&[1], None)]);
