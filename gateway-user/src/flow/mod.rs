@@ -382,7 +382,7 @@ async fn pass(
     if was_fine && outcome == Outcome::Ok && status == 200 {
         let usage = tail.usage();
         let counted = Some(chunks).filter(|chunks| stream && *chunks > 0);
-        if let (true, Some(prompt), Some(tokens)) = (stream, prompt, usage.prompt_tokens) {
+        if let Some((prompt, tokens)) = prompt.zip(usage.prompt_tokens) {
             place.answered(prompt, tokens, sent, first_received);
         }
         place.end(Answered {

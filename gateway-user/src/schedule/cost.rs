@@ -198,7 +198,12 @@ pub fn cost(
     let loading = LOAD_HARM * batch * load(pod.adapter);
     // The fuller the cache, the likelier it is that something must go for it.
     let usage = pod.believed(stale_after).and_then(|signals| signals.kv_usage).unwrap_or(0.0);
-    let crowding = KV_RISK * usage * usage * output * estimate.token;
+    // An adapter that is loaded for the request stays, and has more requests to follow.
+    let lasting = match pod.adapter {
+        AdapterFit::Absent | AdapterFit::Unlisted => output.max(TYPICAL_OUTPUT),
+        AdapterFit::NotNeeded | AdapterFit::Active | AdapterFit::Loaded => output,
+    };
+    let crowding = KV_RISK * usage * usage * lasting * estimate.token;
     // Prompts that end in the same step get their first tokens together, when all are computed.
     let joined = SHARED * pod.own.pending as f32 * uncached.min(STEP) * pod.speed.first.per_one();
     let cost = preset.first * (estimate.first() + loading + crowding + joined)
