@@ -192,11 +192,11 @@ async fn inference(
             (None, Some(model)) => {
                 routes.find(model).map(|target| &target.pool).filter(refuses).cloned()
             }
-            // Which one it would have been does not matter where all are full.
-            (None, None) => {
-                let pools = &worker.gateway.pools;
-                pools.iter().all(|pool| refuses(&pool)).then(|| pools.first().cloned()).flatten()
-            }
+            // Where there is one pool only, it is that one's or nobody's.
+            (None, None) => match worker.gateway.pools.as_slice() {
+                [only] => Some(only).filter(refuses).cloned(),
+                _ => None,
+            },
         }
     };
     let Body { bytes, fields, reserved } = match read_body(client, &head, worker, full).await {

@@ -305,7 +305,8 @@ impl Pool {
             entry.last_used = *cold;
         }
         // A prompt that does not fit is refused by the pod, and not worked on.
-        let prompt = demand.prompt_tokens.min(entry.kv_tokens.unwrap_or(u32::MAX));
+        let fits = demand.prompt_tokens <= entry.kv_tokens.unwrap_or(u32::MAX);
+        let prompt = demand.prompt().min(entry.kv_tokens.unwrap_or(u32::MAX));
         let uncached = prompt.saturating_sub(view.cached_tokens);
         let sent = Sent { prompt, uncached, output: demand.output_tokens };
         let mut ledger = entry.pod.ledger.lock();
@@ -323,7 +324,8 @@ impl Pool {
             guessed: ask.prompt.tokens,
             learned: Arc::clone(&self.learned),
             cache: Arc::clone(&self.cache),
-            slot: entry.slot,
+            slot: entry.slot.filter(|_| fits),
+            known_blocks: entry.slot.map_or(0, |slot| matches.blocks(slot)),
             keeps_session: self.keeps_sessions,
             queue: Arc::clone(&self.queue),
             epoch: self.epoch,
@@ -347,7 +349,8 @@ impl Pool {
         if self.patience.is_zero() {
             return attempt();
         }
-        if self.queue.waiting() == 0 {
+        // Where there is room all the same, the first of those that wait asks for more than that.
+        if self.queue.waiting() == 0 || !self.is_full(Instant::now()) {
             match attempt() {
                 Err(NoPod::Saturated) => {}
                 other => return other,
@@ -358,15 +361,16 @@ impl Pool {
 
     /// Whether a request would be refused now because every pod is full, whatever it asks for.
     pub fn refuses(&self, now: Instant) -> bool {
-        if !self.patience.is_zero() {
-            return false;
-        }
+        self.patience.is_zero() && self.is_full(now)
+    }
+
+    fn is_full(&self, now: Instant) -> bool {
         let ask = Ask::default();
         let expected = self.expected(ask);
         let mut inner = self.inner.lock();
         inner.look(ask, &expected, &self.cache, true, now, self.since_epoch(now));
-        let Inner { views, scratch, excess, .. } = &mut *inner;
-        let is_full = schedule::is_full(views, &expected.demand, &self.profile, scratch);
+        let Inner { views, excess, .. } = &mut *inner;
+        let is_full = schedule::is_full(views, &self.profile);
         if is_full {
             *excess = filter::excess(views, &expected.demand, &self.profile);
         }
@@ -564,7 +568,13 @@ impl Pool {
                         entry.reach = Reach::Down { since: now, silent: false };
                     }
                 }
-                _ if same_port => entry.missed(now),
+                _ if same_port => {
+                    entry.missed(now);
+                    if let (Reach::Down { .. }, Some(slot)) = (entry.reach, entry.slot) {
+                        // It may be another process that comes back, or another machine.
+                        self.cache.index.clear(slot);
+                    }
+                }
                 _ => {}
             }
             lost.reach = was_ready && !entry.ready(now);
@@ -691,7 +701,7 @@ impl Inner {
             .iter()
             .map(|entry| (entry.pod.gpu.as_deref(), entry.pod.ledger.lock()))
             .collect();
-        ledger::share(ledgers.iter_mut().map(|(gpu, ledger)| (*gpu, &mut **ledger)));
+        ledger::share(ledgers.iter_mut().map(|(gpu, ledger)| (*gpu, &mut **ledger)), at);
     }
 }
 

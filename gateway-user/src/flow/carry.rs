@@ -56,7 +56,7 @@ pub struct Delivered {
 
 /// Carries the whole answer to the client.
 pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Delivered {
-    let Begun { head, body, framing, excess, tail, mut closed, received } = begun;
+    let Begun { head, body, framing, excess, tail, mut closed, received, .. } = begun;
     let To { side, mut watch, writer, worker } = to;
     let pause = worker.limits().stream_idle_timeout;
     let mut out = Vec::with_capacity(body.len() + 1024);

@@ -101,6 +101,16 @@ pub fn is_error_event(event: &[u8]) -> Option<bool> {
     Some(true)
 }
 
+/// Whether a stream begins with an event that comes before any token: the Responses interface, and Anthropic's, tell of
+/// the request first.
+pub fn announces(payload: &[u8]) -> bool {
+    let Some(name) = payload.trim_ascii_start().strip_prefix(b"event:") else { return false };
+    let end = memchr::memchr2(b'\n', b'\r', name).unwrap_or(name.len());
+    let name = name.get(..end).unwrap_or_default().trim_ascii();
+    [b"response.created".as_slice(), b"response.in_progress", b"message_start", b"ping"]
+        .contains(&name)
+}
+
 /// vLLM's words while it drains, and when its engine has died.
 fn stopping(payload: &[u8]) -> bool {
     [
@@ -186,6 +196,23 @@ mod tests {
             (500, drain, true, Verdict::Elsewhere(Trouble::Stopping)),
         ] {
             assert_eq!(judge(status, false, payload, complete), verdict, "{status} {payload:?}");
+        }
+    }
+
+    #[test]
+    fn what_comes_before_any_token_is_told_from_tokens() {
+        let table: [(&[u8], bool); 8] = [
+            (b"event: response.created\ndata: {}\n\n", true),
+            (b"\nevent:response.in_progress\r\ndata: {}", true),
+            (b"event: message_start\ndata: {}", true),
+            (b"event: ping", true),
+            (b"event: response.output_text.delta\ndata: {}\n\n", false),
+            (b"event: content_block_delta\n", false),
+            (b"data: {\"event\": \"ping\"}", false),
+            (b"", false),
+        ];
+        for (payload, expected) in table {
+            assert_eq!(announces(payload), expected, "{}", payload.escape_ascii());
         }
     }
 }

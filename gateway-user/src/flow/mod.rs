@@ -125,6 +125,11 @@ pub async fn exchange(
     };
     loop {
         let sent = send::send(&request, &place, &mut watch, worker).await;
+        match &sent {
+            Ok(Answer { begun, .. }) if (200..300).contains(&begun.head.status) => {}
+            Err(Failure::ClientGone) => {}
+            _ => place.refused(&request.prompt),
+        }
         let failure = match sent {
             Ok(answer) if answer.trouble.is_none() => {
                 pool.served(place.pod.id, answer.sent);
@@ -164,7 +169,7 @@ pub async fn exchange(
                 (place, explained) = next;
                 continue;
             }
-            Some(Err(none)) => Some(turned_away(pool, &request, none, &tried, worker)),
+            Some(Err(none)) => Some(none),
             None => None,
         };
         let retries = tried.len() - 1;
@@ -178,7 +183,8 @@ pub async fn exchange(
         let own = || refusal_for(&failure, &place.pod.name);
         let (outcome, refusal, rejection) = match (&failure, none) {
             // No pod was there to fail: it is as if all had been known to be out of reach, or full.
-            (Failure::Connect(_), Some((refusal, rejection))) => {
+            (Failure::Connect(_), Some(none)) => {
+                let (refusal, rejection) = turned_away(pool, &request, none, &tried, worker);
                 (Outcome::Rejected, refusal, Some(rejection))
             }
             (Failure::Timeout(_), _) => (Outcome::TimedOut, own(), None),
@@ -328,7 +334,10 @@ async fn pass(
     let (status, stream, first_received) =
         (begun.head.status, begun.head.event_stream, begun.received);
     if stream && trouble.is_none() {
-        place.began(first_received);
+        match begun.announces {
+            true => place.unseen(),
+            false => place.began(first_received),
+        }
     }
     // What was wrong before the content has been counted.
     let was_fine = trouble.is_none();

@@ -46,6 +46,8 @@ pub struct Begun {
     pub closed: bool,
     /// When the last bytes of `body` came.
     pub received: Instant,
+    /// What has come of it is no token, but says that the engine has been asked for some.
+    pub announces: bool,
 }
 
 /// No answer came from the pod.
@@ -177,6 +179,7 @@ async fn attempt(
             excess: held.excess,
             tail: held.tail,
             closed: held.closed,
+            announces: hold::announces(&held.payload),
             received: Instant::now(),
         };
         return Ok(Answer { upstream: Upstream { received, ..upstream }, begun, trouble, sent });

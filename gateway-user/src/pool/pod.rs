@@ -45,7 +45,7 @@ pub struct Pod {
     woken: Notify,
     /// Where prompts go that it has answered; none where nobody asks for its events.
     prompts: Option<mpsc::Sender<Observation>>,
-    /// Never held while another lock is waited for.
+    /// Taken behind the pool's lock, and never ahead of it.
     pub(super) ledger: Mutex<Ledger>,
 }
 
@@ -66,6 +66,8 @@ pub struct Place {
     pub(super) learned: Arc<Mutex<Learned>>,
     pub(super) cache: Arc<Cache>,
     pub(super) slot: Option<Slot>,
+    /// Blocks of the prompt that the pod was thought to have.
+    pub(super) known_blocks: u32,
     pub(super) keeps_session: bool,
     pub(super) queue: Arc<Queue>,
     pub(super) epoch: Instant,
@@ -93,7 +95,7 @@ impl Pod {
             name: pod.name.as_str().into(),
             address: pod.address,
             gpu: pod.gpu.as_deref().map(Into::into),
-            // Says nothing of where the pod is, and every gateway knows it.
+            // Every gateway knows it.
             session: format!("{:016x}", key(pod.address)).into(),
             context_range: pod.context_range,
             in_flight: AtomicU32::new(0),
@@ -193,6 +195,20 @@ impl Place {
         }
     }
 
+    /// The pod has refused the request that was sent, or failed it: it does not have the prompt.
+    pub fn refused(&self, prompt: &Prompt) {
+        if let (Some(slot), Some(new)) =
+            (self.slot, prompt.blocks.get(self.known_blocks as usize..))
+        {
+            self.cache.index.remove(slot, new);
+        }
+    }
+
+    /// The first content that the client gets says nothing of when the first token came.
+    pub fn unseen(&self) {
+        self.pod.ledger.lock().unseen(self.ticket);
+    }
+
     /// What brings the session's next request here, where that is wanted.
     pub fn session(&self) -> Option<&str> {
         self.keeps_session.then_some(&self.pod.session)
@@ -249,7 +265,9 @@ impl Drop for Place {
         let at = self.since_epoch(at);
         self.pod.ledger.lock().finish(self.ticket, tokens, at);
         self.pod.in_flight.fetch_sub(1, Ordering::Relaxed);
-        self.learned.lock().drain.completed(at);
+        if self.ended.is_some() {
+            self.learned.lock().drain.completed(at);
+        }
         self.queue.freed();
     }
 }

@@ -408,7 +408,7 @@ fn what_a_pod_has_cached_is_forgotten_with_it() {
     let table = [
         ("asleep", Ok(Reading { asleep: true, ..idle() }), 0..=0),
         ("gone", Err(Cause::Refused), 0..=0),
-        ("silent", Err(Cause::Timeout), 3900..=3999),
+        ("silent once", Err(Cause::Timeout), 3900..=3999),
         // The last blocks go first: those ahead are of use without them.
         ("a smaller cache", Ok(Reading { kv_tokens: Some(640), ..idle() }), 640..=640),
         ("blocks of another size", Ok(Reading { block_size: Some(256), ..idle() }), 0..=0),
@@ -448,4 +448,73 @@ fn the_index_is_counted_and_stays_small() {
     let usage = pool.metrics.prefix_usage().unwrap();
     assert!((1800..=2000).contains(&usage.entries), "{}", usage.entries);
     assert!(usage.bytes < 300_000, "{}", usage.bytes);
+}
+
+#[test]
+fn what_a_pod_refused_is_not_in_its_cache() {
+    let pool = pool(1, "");
+    let now = Instant::now();
+    pool.observed(id(&pool, 0), Reading { kv_tokens: Some(64_000), ..idle() }, now);
+    let half = prompt(&pool, 2000, "once upon a time ");
+    let long = prompt(&pool, 4000, "once upon a time ");
+    let send = |prompt: &Prompt| {
+        let place = pool.reserve(Ask { prompt, ..Ask::default() }, now).unwrap();
+        place.sent(prompt);
+        place
+    };
+    drop(send(&half));
+    send(&long).refused(&long);
+    // What it had before it has still.
+    let left = cached(&pool, &long, now)[0];
+    assert!((1900..2000).contains(&left), "{left}");
+    // What cannot fit drives nothing out.
+    drop(send(&prompt(&pool, 100_000, "all in all, ")));
+    assert_eq!(cached(&pool, &long, now)[0], left);
+}
+
+#[test]
+fn a_pod_that_was_silent_for_long_may_have_been_restarted() {
+    let pool = pool(1, "");
+    let now = Instant::now();
+    pool.observed(id(&pool, 0), idle(), now);
+    let long = prompt(&pool, 4000, "once upon a time ");
+    pool.reserve(Ask { prompt: &long, ..Ask::default() }, now).unwrap().sent(&long);
+    for expected in [3900..4000, 3900..4000, 0..1] {
+        pool.unobserved(id(&pool, 0), &failure(Cause::Timeout), now);
+        let left = cached(&pool, &long, now)[0];
+        assert!(expected.contains(&left), "{left}");
+    }
+}
+
+#[test]
+fn a_stream_without_a_first_token_does_not_shut_its_pod() {
+    let pool = pool(1, "");
+    let mut now = Instant::now();
+    let ask = Ask { stream: true, ..Ask::default() };
+    let _stuck = pool.reserve(ask, now).unwrap();
+    for _ in 0..10 {
+        now += Duration::from_secs(60);
+        pool.observed(id(&pool, 0), idle(), now);
+        pool.reserve(ask, now).unwrap().began(now + MS);
+    }
+}
+
+#[test]
+fn only_answers_say_how_fast_a_pool_gets_done() {
+    let pool = pool(1, "    saturation: {inFlight: 1}");
+    let mut now = Instant::now();
+    let end = |place: Place, at| {
+        place.end(Answered { last_received: Some(at), ..Answered::default() });
+    };
+    let place = pick(&pool, now).unwrap();
+    now += Duration::from_secs(30);
+    end(place, now);
+    // A hundred that the pod refused.
+    for _ in 0..100 {
+        drop(pick(&pool, now).unwrap());
+        now += MS;
+    }
+    let _held = pick(&pool, now).unwrap();
+    assert!(pick(&pool, now).is_err());
+    assert!(pool.retry_after(now) >= Duration::from_secs(10), "{:?}", pool.retry_after(now));
 }

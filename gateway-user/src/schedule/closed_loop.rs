@@ -206,7 +206,7 @@ impl Run {
                 scrapes[gateway] += self.scrape;
                 if gateway == 0 && at >= shared_at {
                     ledgers.iter_mut().for_each(|ledgers| {
-                        ledger::share(ledgers.iter_mut().map(|ledger| (None, ledger)));
+                        ledger::share(ledgers.iter_mut().map(|ledger| (None, ledger)), time(at));
                     });
                     shared_at = at + 1.0;
                 }

@@ -82,13 +82,14 @@ impl Preset {
 impl Estimate {
     /// Seconds to the first token.
     pub fn first(&self) -> f32 {
-        self.wait() + self.prefill
+        self.wait() + self.overdue + self.prefill
     }
 
-    /// Seconds until the pod begins with its prompt.
+    /// Seconds until the pod begins with its prompt. That another request is overdue is a reason to prefer other
+    /// pods, and none to refuse what nobody else takes.
     pub fn wait(&self) -> f32 {
         // Those ahead get into the batch, and their prompts are computed, while it waits for room.
-        self.ahead.max(self.room) + self.adapter + self.overdue
+        self.ahead.max(self.room) + self.adapter
     }
 }
 
@@ -287,7 +288,7 @@ fn shown(pod: &PodView) -> f32 {
 }
 
 pub(super) fn typical_prompt(demand: &Demand) -> f32 {
-    if demand.prompt_tokens == 0 { TYPICAL_PROMPT } else { demand.prompt_tokens as f32 }
+    demand.prompt() as f32
 }
 
 fn typical_output(demand: &Demand) -> f32 {
@@ -296,7 +297,7 @@ fn typical_output(demand: &Demand) -> f32 {
 
 /// The prompt of a request of which nothing is known, and its answer below: between the medians of public traces
 /// of chat (1,020 and 129 tokens) and of code (1,469 and 13).
-const TYPICAL_PROMPT: f32 = 1024.0;
+pub(super) const TYPICAL_PROMPT: u32 = 1024;
 /// The answer to a request of which nothing is known, in tokens: as above.
 pub const TYPICAL_OUTPUT: f32 = 128.0;
 

@@ -237,8 +237,9 @@ impl Ledger {
         let oldest = self.oldest(now);
         let (left, busy) = self.left(now);
         let overdue = oldest.map_or(Duration::ZERO, |oldest| {
-            let waited = now.saturating_sub(oldest.at);
-            waited.saturating_sub(oldest.expected().mul_f32(LATE))
+            // A pod that gives others their first tokens is at work, whatever became of this one.
+            let waited = now.saturating_sub(oldest.at.max(self.progress));
+            waited.saturating_sub(oldest.expected())
         });
         let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         Own {
@@ -342,9 +343,9 @@ impl Flight {
 }
 
 /// Makes what is known of all pods of a pool each one's prior; see [`speed::share`].
-pub fn share<'a>(pods: impl Iterator<Item = (Option<&'a str>, &'a mut Ledger)>) {
+pub fn share<'a>(pods: impl Iterator<Item = (Option<&'a str>, &'a mut Ledger)>, now: Duration) {
     let mut learners: Vec<_> = pods.map(|(gpu, ledger)| (gpu, &mut ledger.learner)).collect();
-    speed::share(&mut learners);
+    speed::share(&mut learners, now);
 }
 
 impl Sent {
@@ -355,10 +356,6 @@ impl Sent {
 
 /// Requests sent this shortly before a scrape's answer came are not in it.
 const UNDER_WAY: Duration = Duration::from_millis(5);
-
-/// A first token is late once it takes so many times as long as expected: what is less is chance, and the
-/// work that is still ahead is counted anyway.
-const LATE: f32 = 1.0;
 
 /// No request is expected to take longer.
 const MOST_SECONDS: f32 = 1e6;

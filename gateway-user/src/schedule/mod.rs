@@ -146,15 +146,10 @@ pub fn pick(
     Ok(Pick { index: candidate.index, score, estimate: candidate.estimate })
 }
 
-/// Whether [`pick`] would say [`NoPod::Saturated`].
-pub fn is_full(
-    pods: &[PodView],
-    demand: &Demand,
-    profile: &Profile,
-    scratch: &mut Scratch,
-) -> bool {
-    let result = filter::candidates(pods, demand, profile, &mut scratch.candidates);
-    matches!(result, Err(NoPod::Saturated))
+/// Whether [`pick`] would say [`NoPod::Saturated`] whatever the request asks for.
+pub fn is_full(pods: &[PodView], profile: &Profile) -> bool {
+    let mut ready = pods.iter().filter(|pod| pod.ready).peekable();
+    ready.peek().is_some() && ready.all(|pod| filter::tier(pod, profile, 0.0) == Tier::Saturated)
 }
 
 /// Says how [`pick`] sees each pod, one entry for each of `pods` and in their order. Allocates; not

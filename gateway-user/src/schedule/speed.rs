@@ -116,8 +116,8 @@ pub fn prior(gpu: Option<&str>) -> Speed {
 
 /// Makes what is known of all pods of a pool each one's prior: pods with the same GPU by name are taken to be
 /// alike until they prove otherwise, and what all have turned out to be against their GPUs' priors holds
-/// for a GPU that has not been seen at work. For now and then, about once a second; allocates.
-pub fn share<'a>(pods: &mut [(Option<&'a str>, &mut Learner)]) {
+/// for a GPU that has not been seen at work. For now and then; allocates.
+pub fn share<'a>(pods: &mut [(Option<&'a str>, &mut Learner)], now: Duration) {
     let mut groups: Vec<(Option<&'a str>, Speed, Fit, Fit)> = Vec::new();
     for (gpu, learner) in &*pods {
         match groups.iter_mut().find(|group| group.0 == *gpu) {
@@ -127,6 +127,10 @@ pub fn share<'a>(pods: &mut [(Option<&'a str>, &mut Learner)]) {
             }
             None => groups.push((*gpu, prior(*gpu), learner.first, learner.token)),
         }
+    }
+    for (.., first, token) in &mut groups {
+        first.fade(now);
+        token.fade(now);
     }
     let middle = |mut factors: Vec<f32>| {
         factors.sort_unstable_by(f32::total_cmp);
@@ -141,10 +145,10 @@ pub fn share<'a>(pods: &mut [(Option<&'a str>, &mut Learner)]) {
         };
         let prior = prior.scaled(factors);
         learner.prior = Speed {
-            first: first.line(prior.first, FAR_WORK, (TRUST_POOL, 0.0), first.last),
-            token: token.line(prior.token, FAR_RUNNING, (TRUST_POOL, 0.0), token.last),
+            first: first.line(prior.first, FAR_WORK, (TRUST_POOL, 0.0), now),
+            token: token.line(prior.token, FAR_RUNNING, (TRUST_POOL, 0.0), now),
         };
-        learner.refresh(first.last.max(token.last));
+        learner.refresh(now);
     }
 }
 
@@ -242,10 +246,9 @@ impl Fit {
     fn join(&mut self, other: &Self) {
         // As of the same moment: a pod that has been idle for an hour says little.
         let last = self.last.max(other.last);
-        self.decay(fading(last - self.last));
-        self.last = last;
+        self.fade(last);
         let mut other = *other;
-        other.decay(fading(last - other.last));
+        other.fade(last);
         self.count += other.count;
         self.weight += other.weight;
         self.x += other.x;
@@ -253,6 +256,12 @@ impl Fit {
         self.xx += other.xx;
         self.xy += other.xy;
         self.scatter += other.scatter;
+    }
+
+    /// Lets time pass.
+    fn fade(&mut self, now: Duration) {
+        self.decay(fading(now.saturating_sub(self.last)));
+        self.last = self.last.max(now);
     }
 
     fn decay(&mut self, keep: f64) {
@@ -534,15 +543,33 @@ mod tests {
             pods[0].1.first_token(2000.0, 4.0 * h100.first.at(2000.0), at(n));
         }
         let mut all: Vec<_> = pods.iter_mut().map(|(gpu, learner)| (Some(*gpu), learner)).collect();
-        share(&mut all);
-        pods.iter_mut().for_each(|(_, learner)| learner.refresh(at(40)));
+        share(&mut all, at(40));
         // The same GPU is as slow, and another one slower by as much than was assumed of it.
         let [of_first, of_second, of_l4] =
             pods.map(|(_, learner)| learner.speed().first.at(2000.0));
         assert!(is_near(of_second, of_first, 0.3), "{of_first} {of_second}");
         let expected = 4.0 * prior(Some("l4")).first.at(2000.0);
         assert!(is_near(of_l4, expected, 0.4), "{of_l4} of {expected}");
-        share(&mut []);
+        share(&mut [], at(0));
+    }
+
+    #[test]
+    fn a_pod_that_was_slow_once_is_tried_again_though_it_is_the_only_one_of_its_kind() {
+        let learner = || Learner::new(prior(None));
+        let mut pods = [("h100", learner()), ("a10", learner())];
+        let a10 = prior(Some("a10")).first.at(1000.0);
+        for n in 0..10 {
+            pods[1].1.first_token(1000.0, 5.0 * a10, at(n));
+        }
+        let mut of_a10 = |now| {
+            let h100 = prior(Some("h100")).first.at(1000.0);
+            pods[0].1.first_token(1000.0, h100, now);
+            let all = pods.iter_mut().map(|(gpu, learner)| (Some(*gpu), learner));
+            share(&mut all.collect::<Vec<_>>(), now);
+            pods[1].1.speed().first.at(1000.0)
+        };
+        assert!(of_a10(at(10)) > 2.0 * a10);
+        assert!(of_a10(at(1000)) < 1.5 * a10);
     }
 
     proptest! {
@@ -560,7 +587,7 @@ mod tests {
                 } else {
                     learner.token(work, seconds, now);
                 }
-                share(&mut [(None, &mut learner)]);
+                share(&mut [(None, &mut learner)], now);
             }
             for line in [learner.speed().first, learner.speed().token] {
                 prop_assert!(line.at_zero() > 0.0 && line.per_one() > 0.0, "{:?}", line);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::cost::TYPICAL_PROMPT;
 use super::speed::Speed;
 
 /// What a request asks for, as far as it is known before it has been answered.
@@ -14,6 +15,13 @@ pub struct Demand {
     /// A hash of the prompt's beginning with all that it depends on (model, adapter, salt). Near-ties of a
     /// prompt that no pod has in its cache are broken by it, so that several gateways choose the same pod.
     pub prefix: Option<u64>,
+}
+
+impl Demand {
+    /// Tokens of the prompt, as far as anybody can tell.
+    pub fn prompt(&self) -> u32 {
+        if self.prompt_tokens == 0 { TYPICAL_PROMPT } else { self.prompt_tokens }
+    }
 }
 
 /// What a pod's metrics say. `None` is "unknown", which is never the same as "idle".

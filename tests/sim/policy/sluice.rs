@@ -95,7 +95,7 @@ impl Sluice {
             return;
         }
         self.compared = now;
-        share(self.pods.iter_mut().map(|pod| (None, &mut pod.ledger)));
+        share(self.pods.iter_mut().map(|pod| (None, &mut pod.ledger)), Duration::from_nanos(now));
     }
 
     fn output(&self) -> u32 {

@@ -288,12 +288,7 @@ pub struct SaturationLimits {
     #[schemars(extend("x-minimum" = "10ms", "x-maximum" = "24h"))]
     pub expected_wait: KubeDuration,
     /// How long a request waits in the gateway for a pod that takes it before it gets 429; 0s: not at all.
-    #[schemars(extend(
-        "x-minimum" = "0s",
-        "x-maximum" = "1m",
-        "x-unless" = "0s",
-        "x-note" = "has no effect in this version: a full pool answers 429 at once"
-    ))]
+    #[schemars(extend("x-minimum" = "0s", "x-maximum" = "1m"))]
     pub wait: KubeDuration,
 }
 
