@@ -208,7 +208,7 @@ async fn inference(
         }
         Err(Unread::Useless(pool)) => {
             let side = ClientSide::new(&head, false, id);
-            let exchange = flow::turn_away(&pool, side, client).await;
+            let exchange = flow::turn_away(&pool, side, client, worker).await;
             let ready = Instant::now();
             account::finish(Exchanged { exchange, pool: &pool, id, started, ready }, worker);
             return false;

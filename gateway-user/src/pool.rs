@@ -341,22 +341,25 @@ impl Pool {
     }
 
     /// As [`Pool::reserve`], by way of `attempt`, and where all pods are full, or others wait already, within the
-    /// time that the pool lets requests wait. Dropped, it gives up.
+    /// time that the pool lets requests wait: tells how long that was. Dropped, it gives up.
     pub async fn admit<T>(
         &self,
         mut attempt: impl FnMut() -> Result<T, NoPod>,
-    ) -> Result<T, NoPod> {
+    ) -> Result<(T, Duration), NoPod> {
+        let at_once = |placed| (placed, Duration::ZERO);
         if self.patience.is_zero() {
-            return attempt();
+            return attempt().map(at_once);
         }
         // Where there is room all the same, the first of those that wait asks for more than that.
         if self.queue.waiting() == 0 || !self.is_full(Instant::now()) {
             match attempt() {
                 Err(NoPod::Saturated) => {}
-                other => return other,
+                other => return other.map(at_once),
             }
         }
-        self.queue.wait(self.patience, attempt).await
+        let from = Instant::now();
+        let placed = self.queue.wait(self.patience, attempt).await?;
+        Ok((placed, from.elapsed()))
     }
 
     /// Whether a request would be refused now because every pod is full, whatever it asks for.

@@ -277,8 +277,8 @@ fn a_full_pool_says_when_by_how_fast_it_gets_done() {
         let mut taken = pods[0].take();
         taken.send(answer(200, "", "{}"));
         assert_eq!(client.response().status, 200);
+        gateway.wait_idle();
     }
-    gateway.wait_idle();
     let _third = asking(&gateway);
     let _held = pods[0].take();
     assert_eq!(say(), 1);

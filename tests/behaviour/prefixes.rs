@@ -66,17 +66,29 @@ fn a_conversation_finds_what_was_computed_for_it() {
 
 #[test]
 fn a_pod_that_came_back_has_nothing() {
-    let pods = engines(2);
+    let mut pods = engines(1);
     let gateway = Gateway::start(&Plan::pool("base", &pods));
+    let expected =
+        || gateway.metric("sluice_pool_prefix_cached_tokens_total{pool=\"pool-0\"}").unwrap();
+    let ready = |what, is: bool| {
+        gateway.wait(what, |status| status["pools"][0]["pods"][0]["ready"] == is);
+    };
     let mut conversation = Conversation::new("fish");
     conversation.ask(gateway.address);
     assert!(conversation.ask(gateway.address) > 2500);
-    let first = pods.iter().position(|pod| pod.stats().requests_to(CHAT) > 0).unwrap();
-    pods[first].die(None);
-    gateway.wait("it to be gone", |status| status["pools"][0]["pods"][first]["ready"] == false);
+    let before = expected();
+    assert!(before > 2500.0);
+    let old = pods.remove(0);
+    let listen = old.addr;
+    old.stop();
+    ready("it to be gone", false);
+    let options = Options { listen, prompt_tokens_details: true, ..Options::default() };
+    let _new = Server::start(options).unwrap();
+    ready("it to be back", true);
     assert_eq!(conversation.ask(gateway.address), 0);
-    let cached = conversation.ask(gateway.address);
-    assert!(cached > 2500, "{cached}");
+    assert_eq!(expected(), before, "nothing is expected of a new process");
+    assert!(conversation.ask(gateway.address) > 2500);
+    assert!(expected() > before);
 }
 
 /// Asks with a session's token.

@@ -43,11 +43,11 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
     }
     let between =
         |from: Option<Instant>, to: Option<Instant>| Some(to?.saturating_duration_since(from?));
-    // Receiving the body is the client's time, waiting for the pod is the pod's; the rest is ours.
+    // Receiving the body is the client's time, waiting for the pod and for room there is the pods'; the rest is ours.
     // Of a request that other pods failed first, their time is not known apart.
     let overhead = between(Some(ready), exchange.sent)
         .zip(between(exchange.first_received, exchange.first_written))
-        .map(|(before, after)| before + after)
+        .map(|(before, after)| before.saturating_sub(exchange.queued) + after)
         .filter(|_| exchange.retries == 0);
     let record = Record {
         status: exchange.status,

@@ -85,6 +85,8 @@ pub struct Exchange {
     pub chunks: u64,
     /// The end of the answer's body.
     pub tail: Tail,
+    /// How long it waited until there was room for it at a pod.
+    pub queued: Duration,
     /// When the request had been written to the pod that answered.
     pub sent: Option<Instant>,
     /// When the first content came.
@@ -114,10 +116,10 @@ pub async fn exchange(
             return Exchange::without_answer(Outcome::ClientGone, None, 0);
         }
     };
-    let (mut place, mut explained) = match admitted {
-        Ok(placed) => placed,
+    let ((mut place, mut explained), queued) = match admitted {
+        Ok(admitted) => admitted,
         Err(none) => {
-            let (refusal, rejection) = turned_away(pool, &request, none, &tried, worker);
+            let (refusal, rejection) = turned_away(pool, request.ask(&tried), none, worker);
             let exchange = Exchange::without_answer(Outcome::Rejected, None, 0);
             let exchange = Exchange { rejection: Some(rejection), ..exchange };
             return refuse(refusal, exchange, request.side, request.to_head, client).await;
@@ -133,8 +135,8 @@ pub async fn exchange(
         let failure = match sent {
             Ok(answer) if answer.trouble.is_none() => {
                 pool.served(place.pod.id, answer.sent);
-                let placed = (place, explained);
-                return pass(answer, placed, tried.len(), request, client, worker).await;
+                let granted = (place, explained, queued);
+                return pass(answer, granted, tried.len(), request, client, worker).await;
             }
             Ok(answer) => Ok(answer),
             Err(Failure::Local(error)) => {
@@ -175,8 +177,8 @@ pub async fn exchange(
         let retries = tried.len() - 1;
         let failure = match failure {
             Ok(answer) => {
-                let placed = (place, explained);
-                return pass(answer, placed, retries, request, client, worker).await;
+                let granted = (place, explained, queued);
+                return pass(answer, granted, retries, request, client, worker).await;
             }
             Err(failure) => failure,
         };
@@ -184,7 +186,7 @@ pub async fn exchange(
         let (outcome, refusal, rejection) = match (&failure, none) {
             // No pod was there to fail: it is as if all had been known to be out of reach, or full.
             (Failure::Connect(_), Some(none)) => {
-                let (refusal, rejection) = turned_away(pool, &request, none, &tried, worker);
+                let (refusal, rejection) = turned_away(pool, request.ask(&tried), none, worker);
                 (Outcome::Rejected, refusal, Some(rejection))
             }
             (Failure::Timeout(_), _) => (Outcome::TimedOut, own(), None),
@@ -221,21 +223,15 @@ fn reserve(
 }
 
 /// What a client is told for whose request there is no pod.
-fn turned_away(
-    pool: &Pool,
-    request: &Request<'_>,
-    none: NoPod,
-    tried: &[PodId],
-    worker: &Worker,
-) -> (Refusal, Rejection) {
+fn turned_away(pool: &Pool, ask: Ask<'_>, none: NoPod, worker: &Worker) -> (Refusal, Rejection) {
     let none = match none {
         // Those that were tried may be out by now for that very reason.
-        NoPod::Empty if !tried.is_empty() => NoPod::Exhausted,
+        NoPod::Empty if !ask.tried.is_empty() => NoPod::Exhausted,
         none => none,
     };
     let (refusal, rejection) = admit::refusal(pool, none);
     let explain = worker.gateway.config.explain_header.then(|| {
-        let seen = explain::lines(pool.explain(request.ask(tried), Instant::now()));
+        let seen = explain::lines(pool.explain(ask, Instant::now()));
         explain::header(&seen, None, pool.near()).into()
     });
     (Refusal { explain, ..refusal }, rejection)
@@ -283,8 +279,13 @@ fn refusal_for(failure: &Failure, pod: &str) -> Refusal {
 }
 
 /// Answers a request whose body has not been read whole: its pool takes none. The connection ends with it.
-pub async fn turn_away(pool: &Pool, side: ClientSide<'_>, client: &mut Client) -> Exchange {
-    let (refusal, rejection) = admit::refusal(pool, NoPod::Saturated);
+pub async fn turn_away(
+    pool: &Pool,
+    side: ClientSide<'_>,
+    client: &mut Client,
+    worker: &Worker,
+) -> Exchange {
+    let (refusal, rejection) = turned_away(pool, Ask::default(), NoPod::Saturated, worker);
     let exchange = Exchange::without_answer(Outcome::Rejected, None, 0);
     let exchange = Exchange { rejection: Some(rejection), ..exchange };
     refuse(Refusal { close: true, ..refusal }, exchange, side, false, client).await
@@ -312,7 +313,7 @@ async fn refuse(
 /// Carries an answer to the client.
 async fn pass(
     answer: Answer,
-    (place, explained): (Place, Option<String>),
+    (place, explained, queued): (Place, Option<String>, Duration),
     retries: usize,
     request: Request<'_>,
     client: &mut Client,
@@ -411,6 +412,7 @@ async fn pass(
         stream,
         chunks,
         tail,
+        queued,
         sent: Some(sent),
         first_received: Some(first_received),
         first_written: Some(first_written),
@@ -443,6 +445,7 @@ impl Exchange {
             stream: false,
             chunks: 0,
             tail: Tail::default(),
+            queued: Duration::ZERO,
             sent: None,
             first_received: None,
             first_written: None,

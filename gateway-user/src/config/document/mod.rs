@@ -372,7 +372,7 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Debugging {
-    /// Each response, also a 429 or 503, carries `x-sluice-explain`: the pods with their filters and scores, and
+    /// Each response of a pod, and each 429 or 503 for want of one, carries `x-sluice-explain`: the pods with their filters and scores, and
     /// why the one was picked. It names pods and their load to whoever sends requests.
     pub explain_header: bool,
 }
