@@ -31,8 +31,8 @@ use crate::request::scan::Parts;
 use crate::schedule::filter::{self, Excess, Tier};
 use crate::schedule::prefix::{self, Matches, Prompt, Slot};
 use crate::schedule::{
-    self, AdapterFit, Demand, NoPod, Picker, PodView, Policy, Profile, Scorer, Scratch, Sent,
-    Signals, ledger,
+    self, AdapterFit, Demand, NoPod, Others, Picker, PodView, Policy, Profile, Scorer, Scratch,
+    Sent, Signals, ledger,
 };
 
 /// The pods that serve one base model.
@@ -714,6 +714,7 @@ impl Entry {
         PodView {
             key: self.pod.key,
             own: ledger.own(at),
+            others: Others::default(),
             speed: ledger.speed(),
             kv_tokens: self.kv_tokens,
             slots: self.slots,

@@ -67,6 +67,11 @@ impl Seen {
 
 /// Between two looks at a pod that is given requests (`busyInterval`), microseconds.
 pub const BUSY: u64 = 50_000;
+/// Between two reports to the other gateways, where these exchange what they have in flight, if nothing was sent;
+/// the least time between two, if something was; and how long one is under way. Microseconds.
+pub const TELL: u64 = 20_000;
+pub(super) const TELL_SOON: u64 = 5_000;
+pub(super) const UNDER_WAY: u64 = 1_000;
 /// At a pod that is busy and given none.
 const STEADY: u64 = 500_000;
 /// At an idle pod (`idleInterval`).

@@ -16,6 +16,8 @@ pub struct Scenario {
     pub times: u32,
     /// Gateways before them.
     pub gateways: u32,
+    /// Whether these tell each other what they have in flight, if their policy can.
+    pub exchange: bool,
     /// Requests (of chats: conversations) a second; of clients who wait for answers, how many.
     pub rate: f64,
     /// How long they come.
@@ -84,6 +86,7 @@ const PLAIN: Scenario = Scenario {
     fleet: &[("h100", 8)],
     times: 1,
     gateways: 1,
+    exchange: true,
     rate: 10.0,
     seconds: 90.0,
     arrivals: Arrivals::Poisson,
@@ -302,6 +305,9 @@ pub static SCENARIOS: &[Scenario] = &[
     Scenario { name: "h-mixed-8b-x8", gateways: 8, ..MIXED_8B },
     Scenario { name: "h-prefix-8b-x8", gateways: 8, ..PREFIX },
     Scenario { name: "h-uniform-x8", gateways: 8, ..UNIFORM },
+    Scenario { name: "h-mixed-8b-x8-silent", gateways: 8, exchange: false, ..MIXED_8B },
+    Scenario { name: "h-prefix-8b-x8-silent", gateways: 8, exchange: false, ..PREFIX },
+    Scenario { name: "h-uniform-x8-silent", gateways: 8, exchange: false, ..UNIFORM },
 ];
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! A run: pods, gateways and traffic, and the events that move them.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use fastrand::Rng;
 use gateway_user::schedule::{NoPod, Signals};
 
 use super::SECOND;
 use super::figures::{Answer, Figures, Totals};
-use super::gateway::{Looks, Seen};
+use super::gateway::{Looks, Seen, TELL, TELL_SOON, UNDER_WAY};
 use super::policy::{Name, Policy};
 use super::scenario::{Scenario, Trouble};
 use super::traffic::{Ask, Traffic};
@@ -35,6 +35,10 @@ enum Happens {
     Turn { number: usize },
     /// A gateway asks a pod for its metrics.
     Look { gateway: usize, pod: usize },
+    /// A gateway tells the others what it has in flight.
+    Tell { gateway: usize },
+    /// What one told arrives at all others.
+    Hear,
     /// The measured window begins or ends.
     Window,
 }
@@ -50,6 +54,8 @@ struct World {
     /// The request that comes next by itself.
     next: Option<Ask>,
     turns: Vec<Option<Ask>>,
+    /// Datagrams under way, each from a gateway.
+    reports: VecDeque<(usize, Vec<u8>)>,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
     live: usize,
@@ -78,6 +84,9 @@ struct Gateway {
     policy: Box<dyn Policy>,
     looks: Looks,
     seen: Vec<Seen>,
+    /// When it told the others last, and when it will.
+    told: u64,
+    tells: u64,
 }
 
 /// A request under way.
@@ -105,7 +114,13 @@ impl World {
             .map(|_| {
                 let policy = policy.policy(pods.len(), rng.u64(..));
                 let new = Seen { ready: true, ..Seen::default() };
-                Gateway { looks: policy.looks(), policy, seen: vec![new; pods.len()] }
+                Gateway {
+                    looks: policy.looks(),
+                    policy,
+                    seen: vec![new; pods.len()],
+                    told: 0,
+                    tells: 0,
+                }
             })
             .collect();
         let kind = (scenario.shape, scenario.arrivals);
@@ -121,6 +136,7 @@ impl World {
             traffic,
             next: None,
             turns: Vec::new(),
+            reports: VecDeque::new(),
             flights: Vec::new(),
             free: Vec::new(),
             live: 0,
@@ -152,6 +168,13 @@ impl World {
                 }
             }
         }
+        if self.scenario.exchange && self.gateways.len() > 1 {
+            for gateway in 0..self.gateways.len() {
+                let first = self.rng.u64(..TELL);
+                self.gateways[gateway].tells = first;
+                self.push(first, Happens::Tell { gateway });
+            }
+        }
         self.next_arrival();
         let mut waiting = true;
         while let Some(Reverse((at, _, what))) = self.events.pop() {
@@ -171,6 +194,8 @@ impl World {
                     ask.into_iter().for_each(|ask| self.arrive(ask));
                 }
                 Happens::Look { gateway, pod } => self.look(gateway, pod),
+                Happens::Tell { gateway } => self.tell(gateway),
+                Happens::Hear => self.hear(),
                 Happens::Window if self.now == end => {
                     waiting = false;
                     let [tokens, queries, hits] = self.engines();
@@ -231,7 +256,8 @@ impl World {
     fn dispatch(&mut self, number: usize) {
         loop {
             let flight = self.flights[number].as_mut().expect("it is under way");
-            let Gateway { policy, seen, looks } = &mut self.gateways[flight.ask.gateway as usize];
+            let Gateway { policy, seen, looks, .. } =
+                &mut self.gateways[flight.ask.gateway as usize];
             for pod in &flight.tried {
                 seen[*pod].tried = true;
             }
@@ -265,6 +291,7 @@ impl World {
             if let Some(at) = look {
                 self.push(at, Happens::Look { gateway, pod });
             }
+            self.tell_soon(gateway);
             return self.wake(pod);
         }
     }
@@ -308,7 +335,7 @@ impl World {
     }
 
     fn look(&mut self, gateway: usize, pod: usize) {
-        let Gateway { policy, seen, looks } = &mut self.gateways[gateway];
+        let Gateway { policy, seen, looks, .. } = &mut self.gateways[gateway];
         let (seen, of) = (&mut seen[pod], &self.pods[pod]);
         if seen.due != self.now || !seen.ready {
             return; // another look has taken its place
@@ -321,6 +348,35 @@ impl World {
         }
         let next = seen.pace(self.now, *looks, self.rng.f64());
         self.push(next, Happens::Look { gateway, pod });
+    }
+
+    fn tell(&mut self, gateway: usize) {
+        let Gateway { policy, seen, told, tells, .. } = &mut self.gateways[gateway];
+        if *tells != self.now {
+            return; // it was told sooner
+        }
+        (*told, *tells) = (self.now, self.now + TELL);
+        for datagram in policy.tell(seen, self.now) {
+            self.reports.push_back((gateway, datagram));
+            self.push(self.now + UNDER_WAY, Happens::Hear);
+        }
+        self.push(self.now + TELL, Happens::Tell { gateway });
+    }
+
+    /// A request was sent: the others should know soon.
+    fn tell_soon(&mut self, gateway: usize) {
+        let Gateway { told, tells, .. } = &mut self.gateways[gateway];
+        let soon = self.now.max(*told + TELL_SOON);
+        if soon < *tells {
+            *tells = soon;
+            self.push(soon, Happens::Tell { gateway });
+        }
+    }
+
+    fn hear(&mut self) {
+        let (from, datagram) = self.reports.pop_front().expect("one for each event, in order");
+        let others = self.gateways.iter_mut().enumerate().filter(|(at, _)| *at != from);
+        others.for_each(|(_, other)| other.policy.hear(&datagram, self.now));
     }
 
     fn fault(&mut self, number: usize) {

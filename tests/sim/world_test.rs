@@ -13,6 +13,7 @@ const SMALL: Scenario = Scenario {
     fleet: &[("h100", 1), ("l4", 1)],
     times: 1,
     gateways: 1,
+    exchange: true,
     rate: 6.0,
     seconds: 30.0,
     arrivals: Arrivals::Poisson,
@@ -112,4 +113,15 @@ fn a_thousand_pods_and_sixteen_gateways() {
         assert!(figures.requests > 400.0 && figures.rejected == 0.0, "{figures:?}");
         assert!(figures.ttft_ms.p99 < 1_000.0, "nobody need wait: {figures:?}");
     }
+}
+
+#[test]
+fn gateways_that_exchange_find_each_others_prefixes() {
+    let with = |exchange| Scenario {
+        exchange,
+        seconds: 20.0,
+        ..*Scenario::named("h-prefix-8b-x8").unwrap()
+    };
+    let [told, silent] = [true, false].map(|exchange| run(&with(exchange), Name::SluiceLatency, 1));
+    assert!(told.hit_rate > silent.hit_rate + 0.1, "{} {}", told.hit_rate, silent.hit_rate);
 }

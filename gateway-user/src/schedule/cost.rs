@@ -6,8 +6,9 @@
 //! against each other and against what the request costs the sequences that run there already.
 //!
 //! Signals are a scrape old and show all gateways' requests; what this gateway has sent since is added to
-//! them. What others have sent since nobody knows, but gateways before one fleet do much the same: each own
-//! request stands for as many as the whole load exceeds this gateway's part of it.
+//! them, and so is what its peers tell that they have there ([`exchange`](super::exchange)). What others have sent
+//! since nobody knows, but gateways before one fleet do much the same: each own request stands for as many as
+//! the whole load exceeds what is known of it.
 //!
 //! All values are finite and not negative whatever a pod says.
 
@@ -107,7 +108,7 @@ impl Fleet {
                 let busy = running as f32 + waiting.unwrap_or(0) as f32;
                 told += busy;
                 most = most.max(busy + 1.0);
-                own += shown(pod);
+                own += shown(pod) + pod.others.in_flight as f32;
             }
         }
         let typical = tokens + typical_prompt(demand) * FEW;
@@ -149,18 +150,20 @@ pub fn estimate(
     let others = ((fleet.share - 1.0) * since.sent as f32).min(told + FEW);
     let sent = since.sent as f32 + others;
     let finished = (fleet.share * since.finished as f32).min(told);
-    // At least what is known for certain.
-    let running = (told + sent - finished).max(pod.in_flight as f32);
+    // At least what is known for certain, or told by those who have it.
+    let running = (told + sent - finished).max(pod.in_flight as f32 + pod.others.in_flight as f32);
 
     // What waits there of other gateways', less what has been computed since.
     let own_waiting = pod.own.pending.saturating_sub(since.sent) as f32;
     let age = pod.age.unwrap_or_default().as_secs_f32().min(MOST_AGE);
-    let foreign = (told_waiting - own_waiting).max(0.0) * fleet.prompt - age / first.per_one();
-    let foreign = foreign.max(0.0) + others * fleet.prompt;
+    let foreign = (told_waiting - own_waiting - pod.others.pending as f32).max(0.0);
+    let foreign = (foreign * fleet.prompt - age / first.per_one()).max(0.0) + others * fleet.prompt;
     // While those ahead are computed the request gets to the engine, which is most of what takes a lone one
     // its time without a prompt.
     let own = pod.own.busy.as_secs_f32().max(pod.own.prefill_tokens as f32 * first.per_one());
-    let ahead = own + foreign * first.per_one();
+    let peers = pod.others.prefill_tokens as f32 * first.per_one();
+    let peers = peers.min(pod.others.busy.as_secs_f32());
+    let ahead = own + peers + foreign * first.per_one();
     let ahead = (ahead - first.at_zero()).max(0.0);
 
     let batch = pod.slots.map_or(running, |slots| running.min(slots.max(1) as f32));
@@ -168,11 +171,12 @@ pub fn estimate(
     // How long it takes until one of the sequences that run is over.
     let turn = output * token / batch.max(1.0);
 
+    let sent_tokens = sent * since_tokens(pod) + pod.others.sent as f32 * others_tokens(pod);
+
     Estimate {
         ahead,
         prefill: first.at(uncached),
-        room: turn
-            * turns(pod, &signals, running, batch, sent * since_tokens(pod), uncached, output),
+        room: turn * turns(pod, &signals, running, batch, sent_tokens, uncached, output),
         adapter: adapter(pod, &signals, turn * batch.max(1.0)),
         overdue: pod.own.overdue.as_secs_f32(),
         token,
@@ -206,7 +210,8 @@ pub fn cost(
     };
     let crowding = KV_RISK * usage * usage * lasting * estimate.token;
     // Prompts that end in the same step get their first tokens together, when all are computed.
-    let joined = SHARED * pod.own.pending as f32 * uncached.min(STEP) * pod.speed.first.per_one();
+    let pending = pod.own.pending as f32 + pod.others.pending as f32;
+    let joined = SHARED * pending * uncached.min(STEP) * pod.speed.first.per_one();
     let cost = preset.first * (estimate.first() + loading + crowding + joined)
         + preset.token * output * estimate.token
         + preset.others * others;
@@ -250,6 +255,11 @@ fn turns(
 fn since_tokens(pod: &PodView) -> f32 {
     let since = pod.own.since_scrape;
     since.tokens as f32 / since.sent.max(1) as f32
+}
+
+/// Prompt and answer of a peer's request, on average.
+fn others_tokens(pod: &PodView) -> f32 {
+    pod.others.tokens as f32 / pod.others.in_flight.max(1) as f32
 }
 
 /// Until the request's adapter is in GPU memory; `answer` is how long an answer takes there.
@@ -338,7 +348,7 @@ const MOST_COST: f32 = 1e9;
 mod tests {
     use super::*;
     use crate::schedule::speed::{Line, Speed};
-    use crate::schedule::view::{Own, Since};
+    use crate::schedule::view::{Others, Own, Since};
 
     /// A pod with round numbers: 1,000 prompt tokens a second and 10 ms a token, 1 ms more for each sequence.
     fn pod() -> PodView {
@@ -444,6 +454,31 @@ mod tests {
             let fleet = Fleet::read(&pods, &DEMAND, Duration::from_secs(3));
             assert!(is_near(fleet.share, share), "{fleet:?} of {share}");
         }
+    }
+
+    #[test]
+    fn what_peers_tell_counts_once() {
+        let mut pod = pod();
+        pod.signals.running = Some(10);
+        pod.signals.waiting = Some(2);
+        pod.in_flight = 2;
+        pod.others = Others {
+            in_flight: 14,
+            pending: 2,
+            prefill_tokens: 400,
+            busy: Duration::from_millis(300),
+            ..Others::default()
+        };
+        // The two that wait are those that are told of, and a part is computed since.
+        let found = of(&pod);
+        assert!(is_near(found.ahead, 0.3 - 0.02) && found.running == 16.0, "{found:?}");
+        pod.others.busy = Duration::from_secs(9);
+        assert!(is_near(of(&pod).ahead, 0.4 - 0.02));
+        // With all of the load known, own requests stand for themselves.
+        let fleet = Fleet::read(&[pod], &DEMAND, Duration::from_secs(3));
+        assert_eq!(fleet.others(), 0.0);
+        pod.others = Others::default();
+        assert!(Fleet::read(&[pod], &DEMAND, Duration::from_secs(3)).others() > 0.5);
     }
 
     #[test]

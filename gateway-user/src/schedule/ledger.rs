@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::cost::Estimate;
-use super::speed::{self, Learner, Speed};
+use super::speed::{self, Known, Learner, Speed};
 use super::view::{Own, Signals, Since};
 
 /// One gateway's requests at one pod.
@@ -259,6 +259,16 @@ impl Ledger {
     /// How fast the pod is.
     pub fn speed(&self) -> Speed {
         self.learner.speed()
+    }
+
+    /// What this gateway has seen of its speed, for its peers.
+    pub fn known(&self, now: Duration) -> Known {
+        self.learner.known(now)
+    }
+
+    /// What peers have seen of its speed ([`Peers::known`](super::exchange::Peers::known)), for the next [`share`].
+    pub fn hear(&mut self, known: Option<Known>) {
+        self.learner.hear(known);
     }
 
     /// Sequences that run there: those told, and at least our own.

@@ -20,6 +20,7 @@ use crate::config::Saturation;
 
 pub mod cost;
 pub mod drain;
+pub mod exchange;
 pub mod filter;
 pub mod ledger;
 pub mod picker;
@@ -34,7 +35,7 @@ pub use ledger::{Ledger, Sent, Ticket};
 pub use picker::Picker;
 pub use scorers::{NEUTRAL, Scorer, Weighted};
 pub use speed::Speed;
-pub use view::{AdapterFit, Demand, Own, PodView, Signals, Since};
+pub use view::{AdapterFit, Demand, Others, Own, PodView, Signals, Since};
 
 /// How a pool schedules.
 #[derive(Clone, Debug, PartialEq)]

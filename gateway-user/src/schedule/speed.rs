@@ -26,11 +26,22 @@ pub struct Speed {
     pub token: Line,
 }
 
+/// What one gateway, or several, have seen of a pod's speed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Known {
+    /// The lines through what was seen.
+    pub speed: Speed,
+    /// Observations of first tokens, and of tokens, that count.
+    pub counts: (f32, f32),
+}
+
 /// Learns one pod's speed.
 #[derive(Clone, Debug)]
 pub struct Learner {
     prior: Speed,
     speed: Speed,
+    /// What peers know.
+    heard: Option<Known>,
     first: Fit,
     token: Fit,
 }
@@ -85,6 +96,46 @@ impl Speed {
     /// The same with other factors of time.
     pub fn scaled(self, factors: Factors) -> Self {
         Self { first: self.first.scaled(factors.first), token: self.token.scaled(factors.token) }
+    }
+}
+
+impl Speed {
+    /// From this speed to what is known by so many observations.
+    fn toward(self, to: Self, (first, token): (f32, f32)) -> Self {
+        let share = |count: f32| count / (count + TRUST_POOL as f32);
+        Self {
+            first: self.first.toward(to.first, share(first), 0.0),
+            token: self.token.toward(to.token, share(token), 0.0),
+        }
+    }
+}
+
+impl Known {
+    /// What both know together.
+    pub fn join(self, other: Self) -> Self {
+        let share = |own: f32, other: f32| other / (own + other).max(f32::MIN_POSITIVE);
+        let (first, token) = (self.counts.0 + other.counts.0, self.counts.1 + other.counts.1);
+        Self {
+            speed: Speed {
+                first: self.speed.first.toward(
+                    other.speed.first,
+                    share(self.counts.0, other.counts.0),
+                    0.0,
+                ),
+                token: self.speed.token.toward(
+                    other.speed.token,
+                    share(self.counts.1, other.counts.1),
+                    0.0,
+                ),
+            },
+            counts: (first, token),
+        }
+    }
+
+    /// The same after some time, in which it counts less and less.
+    pub fn faded(self, passed: Duration) -> Self {
+        let left = fading(passed) as f32;
+        Self { counts: (self.counts.0 * left, self.counts.1 * left), ..self }
     }
 }
 
@@ -148,6 +199,9 @@ pub fn share<'a>(pods: &mut [(Option<&'a str>, &mut Learner)], now: Duration) {
             first: first.line(prior.first, FAR_WORK, (TRUST_POOL, 0.0), now),
             token: token.line(prior.token, FAR_RUNNING, (TRUST_POOL, 0.0), now),
         };
+        if let Some(heard) = learner.heard {
+            learner.prior = learner.prior.toward(heard.speed, heard.counts);
+        }
         learner.refresh(now);
     }
 }
@@ -155,12 +209,29 @@ pub fn share<'a>(pods: &mut [(Option<&'a str>, &mut Learner)], now: Duration) {
 impl Learner {
     /// Knows no more than the prior.
     pub fn new(prior: Speed) -> Self {
-        Self { prior, speed: prior, first: Fit::default(), token: Fit::default() }
+        Self { prior, speed: prior, heard: None, first: Fit::default(), token: Fit::default() }
     }
 
     /// The speed, as of the last observation or [`Self::refresh`].
     pub fn speed(&self) -> Speed {
         self.speed
+    }
+
+    /// What was seen here, as of `now`; peers' observations are not in it.
+    pub fn known(&self, now: Duration) -> Known {
+        let count = |fit: &Fit| (fit.count * fading(now.saturating_sub(fit.last))) as f32;
+        Known {
+            speed: Speed {
+                first: self.first.line(self.prior.first, FAR_WORK, (0.0, 0.0), now),
+                token: self.token.line(self.prior.token, FAR_RUNNING, (0.0, 0.0), now),
+            },
+            counts: (count(&self.first), count(&self.token)),
+        }
+    }
+
+    /// Peers have seen this; with the next [`share`] it becomes a part of the prior.
+    pub fn hear(&mut self, known: Option<Known>) {
+        self.heard = known;
     }
 
     /// The first token came `seconds` after a request was sent that had `work` prompt tokens before it, its

@@ -334,6 +334,17 @@ fn any_pod() -> impl Strategy<Value = PodView> {
         since_scrape,
         overdue,
     });
+    let others = (any_u32(), any_u32(), any_u32(), any_age(), any_u32(), any::<u64>()).prop_map(
+        |(in_flight, pending, prefill_tokens, busy, sent, tokens)| Others {
+            in_flight,
+            pending,
+            prefill_tokens,
+            busy,
+            sent,
+            tokens,
+        },
+    );
+    let others = prop_oneof![Just(Others::default()), others];
     let line = || (any::<f32>(), any::<f32>()).prop_map(|(a, b)| speed::Line::new(a, b));
     let speed = prop_oneof![
         Just(Speed::default()),
@@ -347,8 +358,8 @@ fn any_pod() -> impl Strategy<Value = PodView> {
         any::<u64>(),
         prop::option::of((any_u32(), any_u32())),
     );
-    (place, any_signals(), prop::option::of(any_age()), own, speed, sizes).prop_map(
-        |((ready, tried, adapter, session), signals, age, own, speed, sizes)| {
+    (place, any_signals(), prop::option::of(any_age()), (own, others), speed, sizes).prop_map(
+        |((ready, tried, adapter, session), signals, age, (own, others), speed, sizes)| {
             let (in_flight, cached_tokens, kv_tokens, slots, last_used, context_range) = sizes;
             PodView {
                 key: last_used,
@@ -356,6 +367,7 @@ fn any_pod() -> impl Strategy<Value = PodView> {
                 tried,
                 in_flight,
                 own,
+                others,
                 signals,
                 age,
                 adapter,

@@ -68,6 +68,8 @@ pub struct PodView {
     pub in_flight: u32,
     /// What these amount to.
     pub own: Own,
+    /// What its peers have told that they have there; nothing without an exchange.
+    pub others: Others,
     /// What it last said.
     pub signals: Signals,
     /// How old that is; `None` when it has never said anything.
@@ -106,6 +108,23 @@ pub struct Own {
     pub since_scrape: Since,
     /// How much longer the oldest request without a first token has waited than was expected.
     pub overdue: Duration,
+}
+
+/// What a gateway's peers together have at a pod, as they told it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Others {
+    /// Requests in flight.
+    pub in_flight: u32,
+    /// Those whose first token has not come.
+    pub pending: u32,
+    /// Their prompt tokens that were still to be computed when they told.
+    pub prefill_tokens: u32,
+    /// How long that should take from now.
+    pub busy: Duration,
+    /// Requests that the scrape of who sent them does not show.
+    pub sent: u32,
+    /// Prompt and expected output of all in flight, in tokens.
+    pub tokens: u64,
 }
 
 /// What one gateway has sent and got back since a pod was last scraped.

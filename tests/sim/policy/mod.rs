@@ -38,6 +38,14 @@ pub trait Policy {
 
     /// The pod is gone, and with it all that it remembered.
     fn gone(&mut self, _pod: usize) {}
+
+    /// What it tells the other gateways now: datagrams.
+    fn tell(&mut self, _pods: &[Seen], _now: u64) -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+
+    /// Another gateway told this.
+    fn hear(&mut self, _datagram: &[u8], _now: u64) {}
 }
 
 /// A policy by its name.

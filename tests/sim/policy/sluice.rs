@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gateway_user::config::Saturation;
+use gateway_user::schedule::exchange::{self, Load, Peers, Reporter};
 use gateway_user::schedule::ledger::share;
 use gateway_user::schedule::prefix::{Index, Matches, Slot, block_tokens, capacity};
 use gateway_user::schedule::speed::prior;
@@ -18,7 +19,7 @@ use gateway_user::schedule::{
 use super::Policy;
 use crate::engine::kv::BLOCK_TOKENS;
 use crate::sim::SECOND;
-use crate::sim::gateway::{Looks, Seen};
+use crate::sim::gateway::{Looks, Seen, TELL};
 use crate::sim::traffic::{Ask, KEY_TOKENS};
 
 /// A pool of the gateway, as far as it decides.
@@ -27,6 +28,10 @@ pub(super) struct Sluice {
     pods: Vec<Pod>,
     index: Index,
     matches: Matches,
+    /// Marks of the prompt that others have sent, by pod.
+    told: Matches,
+    reporter: Reporter,
+    peers: Peers,
     tickets: HashMap<u64, Ticket>,
     /// Tokens of an answer, in the mean of the last ones.
     output: f64,
@@ -62,7 +67,8 @@ impl Sluice {
         Self::new(Preset::THROUGHPUT, pods, rng)
     }
 
-    fn new(preset: Preset, pods: usize, rng: Rng) -> Self {
+    fn new(preset: Preset, pods: usize, mut rng: Rng) -> Self {
+        let me = rng.u64(..);
         let index = Index::new();
         let new = || {
             let slot = index.join(capacity(None, KEY_TOKENS)).expect("no fleet is that large");
@@ -78,6 +84,9 @@ impl Sluice {
             pods: (0..pods).map(|_| new()).collect(),
             index,
             matches: Matches::default(),
+            told: Matches::default(),
+            reporter: Reporter::new(POOL, me),
+            peers: Peers::new(POOL, me, time(TELL)),
             tickets: HashMap::new(),
             output: 0.0,
             estimate: Estimate::default(),
@@ -95,7 +104,10 @@ impl Sluice {
             return;
         }
         self.compared = now;
-        share(self.pods.iter_mut().map(|pod| (None, &mut pod.ledger)), Duration::from_nanos(now));
+        for (at, pod) in self.pods.iter_mut().enumerate() {
+            pod.ledger.hear(self.peers.known(key(at), time(now)));
+        }
+        share(self.pods.iter_mut().map(|pod| (None, &mut pod.ledger)), time(now));
     }
 
     fn output(&self) -> u32 {
@@ -112,10 +124,14 @@ impl Policy for Sluice {
         self.compare(now);
         self.views.clear();
         self.index.matched(&ask.keys, &mut self.matches);
+        self.index.matched(&exchange::marks(&ask.keys), &mut self.told);
         for (at, (seen, pod)) in pods.iter().zip(&mut self.pods).enumerate() {
-            pod.cached = (self.matches.blocks(pod.slot) * KEY_TOKENS).min(ask.prompt);
+            let told = exchange::depth(self.told.blocks(pod.slot));
+            let blocks = self.matches.blocks(pod.slot).max(told);
+            pod.cached = (blocks * KEY_TOKENS).min(ask.prompt);
             self.views.push(PodView {
-                key: (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                key: key(at),
+                others: self.peers.others(key(at), time(now)),
                 ready: seen.ready,
                 tried: seen.tried,
                 in_flight: seen.in_flight,
@@ -147,10 +163,12 @@ impl Policy for Sluice {
 
     fn sent(&mut self, pod: usize, ask: &Ask, now: u64) {
         let output = self.output();
-        if self.matches.most() == 0 {
+        let most = self.pods.iter().map(|pod| pod.cached).max().unwrap_or(0) / KEY_TOKENS;
+        if most == 0 {
             self.cold += 1;
             self.pods[pod].last_cold = self.cold;
         }
+        self.reporter.sent(key(pod), &ask.keys, self.pods[pod].cached / KEY_TOKENS, most);
         let Pod { ledger, slot, cached, .. } = &mut self.pods[pod];
         let sent = Sent { prompt: ask.prompt, uncached: ask.prompt - *cached, output };
         let ticket = ledger.dispatch(&self.estimate, sent, time(now));
@@ -187,11 +205,45 @@ impl Policy for Sluice {
     fn gone(&mut self, pod: usize) {
         self.index.leave(self.pods[pod].slot);
     }
+
+    fn tell(&mut self, pods: &[Seen], now: u64) -> Vec<Vec<u8>> {
+        self.peers.expire(time(now));
+        let mut datagrams = Vec::new();
+        let loads = pods.iter().zip(&mut self.pods).enumerate().map(|(at, (seen, pod))| {
+            let load = Load::of(seen.in_flight, &pod.ledger.own(time(now)));
+            (key(at), load, pod.ledger.known(time(now)))
+        });
+        self.reporter.report(loads, |datagram| datagrams.push(datagram.to_vec()));
+        datagrams
+    }
+
+    fn hear(&mut self, datagram: &[u8], now: u64) {
+        let message = exchange::decode(datagram).expect("gateways are of one version");
+        if !self.peers.receive(&message, time(now)) {
+            return;
+        }
+        for chain in &message.chains {
+            let Some(at) = (0..self.pods.len()).find(|at| key(*at) == chain.pod) else { continue };
+            self.index.insert(self.pods[at].slot, &chain.marks);
+            if chain.is_cold {
+                self.cold += 1;
+                self.pods[at].last_cold = self.cold;
+            }
+        }
+    }
+}
+
+/// What a pod is called between gateways.
+fn key(pod: usize) -> u64 {
+    (pod as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 fn time(micros: u64) -> Duration {
     Duration::from_micros(micros)
 }
+
+/// The only pool.
+const POOL: u64 = 1;
 
 /// How long a request may be expected to wait for a pod before it is refused.
 const MAX_WAIT: Duration = Duration::from_secs(60);
