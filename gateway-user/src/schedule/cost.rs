@@ -209,10 +209,11 @@ pub fn cost(
         AdapterFit::NotNeeded | AdapterFit::Active | AdapterFit::Loaded => output,
     };
     let crowding = KV_RISK * usage * usage * lasting * estimate.token;
+    let own = uncached * pod.speed.first.per_one();
     // Prompts that end in the same step get their first tokens together, when all are computed.
     let pending = pod.own.pending as f32 + pod.others.pending as f32;
     let joined = SHARED * pending * uncached.min(STEP) * pod.speed.first.per_one();
-    let cost = preset.first * (estimate.first() + loading + crowding + joined)
+    let cost = preset.first * (estimate.first() + loading + crowding + joined + NEXT * own)
         + preset.token * output * estimate.token
         + preset.others * others;
     let cost = cost * (1.0 + doubt(pod.age, stale_after));
@@ -337,6 +338,11 @@ const LOAD: f32 = 1.0;
 /// half of the prompt tokens that engines take into a step by default (vLLM: 2,048, more on large GPUs).
 const SHARED: f32 = 0.5;
 const STEP: f32 = 1024.0;
+
+/// How much of the time that a prompt takes is lost to those that come next, who wait behind it: as much as the pod is
+/// busy with prompts on average, which is a third where a fleet is used well and still answers soon. It is what
+/// a cached prompt saves beyond its own time.
+const NEXT: f32 = 0.3;
 
 /// What a second of loading counts for each sequence that runs there.
 const LOAD_HARM: f32 = 0.1;
@@ -551,11 +557,12 @@ mod tests {
         busy.signals.running = Some(10);
         let estimate = of(&busy);
         let of = |preset| cost(&busy, &estimate, &DEMAND, &preset, stale);
-        assert!(is_near(of(preset(1.0, 0.0, 0.0)), 0.52));
+        // Half a second of its own, of which a part is lost to those that come next.
+        assert!(is_near(of(preset(1.0, 0.0, 0.0)), 0.52 + NEXT * 0.5));
         assert!(is_near(of(preset(0.0, 1.0, 0.0)), 100.0 * 0.021));
         // Ten sequences stand still for half a second, and then have 100 slower steps.
         assert!(is_near(of(preset(0.0, 0.0, 1.0)), 10.0 * (0.5 + 0.1)));
-        assert!(is_near(of(preset(2.0, 1.0, 1.0)), 1.04 + 2.1 + 6.0));
+        assert!(is_near(of(preset(2.0, 1.0, 1.0)), 1.04 + NEXT + 2.1 + 6.0));
         for broken in [f32::NAN, f32::INFINITY, -1.0] {
             assert_eq!(of(preset(broken, 0.0, 0.0)), MOST_COST);
         }
@@ -568,6 +575,19 @@ mod tests {
             assert!(is_near(doubt(Some(Duration::from_millis(age)), stale), expected), "{age}");
         }
         assert_eq!(doubt(None, stale), 0.0);
+    }
+
+    #[test]
+    fn prompts_that_wait_are_held_up() {
+        let stale = Duration::from_secs(3);
+        let with = |own, others| {
+            let own = Own { pending: own, ..Own::default() };
+            let others = Others { pending: others, ..Others::default() };
+            let of = |pod: &PodView| cost(pod, &of(pod), &DEMAND, &Preset::LATENCY, stale);
+            of(&PodView { own, others, ..pod() }) - of(&pod())
+        };
+        // Half a second for each, half as likely as not.
+        assert!(is_near(with(2, 0), 0.5) && is_near(with(1, 2), 0.75), "{}", with(2, 0));
     }
 
     // Field reports 61 and 64: neither is the cache given up, nor is a pod that drowns held on to.
