@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Parser;
 use sluice_tests::sim::policy::Name;
-use sluice_tests::sim::report::{Row, markdown, table};
+use sluice_tests::sim::report::{Row, curves, markdown, table};
 use sluice_tests::sim::{Figures, SCENARIOS, Scenario, run};
 
 /// Simulates fleets of model servers and compares who gets which request.
@@ -49,6 +49,9 @@ struct Cli {
     /// Write the tables, as Markdown, to this file too.
     #[arg(long)]
     markdown: Option<PathBuf>,
+    /// Write TTFT by load, as Markdown, to this file too.
+    #[arg(long)]
+    curves: Option<PathBuf>,
     /// Threads [default: one for each processor].
     #[arg(long)]
     threads: Option<usize>,
@@ -113,7 +116,9 @@ fn main() -> ExitCode {
 
 fn print(cli: &Cli, rows: &[Row]) -> anyhow::Result<()> {
     let json = serde_json::to_string_pretty(rows)?;
-    for (file, text) in [(&cli.rows, &json), (&cli.markdown, &markdown(rows))] {
+    let texts =
+        [(&cli.rows, &json), (&cli.markdown, &markdown(rows)), (&cli.curves, &curves(rows))];
+    for (file, text) in texts {
         if let Some(file) = file {
             fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
         }

@@ -68,6 +68,37 @@ pub fn table(rows: &[Row]) -> String {
     text
 }
 
+/// TTFT p95 and p99 and tokens a second by load, a line for each scenario and policy, in Markdown.
+pub fn curves(rows: &[Row]) -> String {
+    let mut loads: Vec<f64> = rows.iter().map(|row| row.load).collect();
+    loads.sort_by(f64::total_cmp);
+    loads.dedup();
+    let shown: Vec<String> = loads.iter().map(f64::to_string).collect();
+    let mut text = format!("| scenario | policy | {} |\n", shown.join(" | "));
+    text.push_str(&"|---".repeat(2 + loads.len()));
+    text.push_str("|\n");
+    for rows in rows.chunk_by(|one, next| one.scenario == next.scenario) {
+        let mut policies: Vec<&str> = Vec::new();
+        let Some(first) = rows.first() else { continue };
+        policies.extend(rows.iter().filter(|row| row.load == first.load).map(|row| row.policy));
+        for policy in policies {
+            let _ = write!(text, "| {} | {policy} |", first.scenario);
+            for load in &loads {
+                let row = rows.iter().find(|row| row.policy == policy && row.load == *load);
+                let _ = match row.map(|row| &row.figures) {
+                    Some(Figures { ttft_ms, tokens_per_s, .. }) => {
+                        let (p95, p99) = (ttft_ms.p95, ttft_ms.p99);
+                        write!(text, " {p95:.0} / {p99:.0}, {tokens_per_s:.0} |")
+                    }
+                    None => write!(text, " |"),
+                };
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
 /// The same as tables in Markdown, the lowest TTFT p99 of each in bold.
 pub fn markdown(rows: &[Row]) -> String {
     let mut text = String::new();
@@ -142,6 +173,21 @@ mod tests {
             .collect();
         assert_eq!(columns, [15, 15, 15]);
         assert!(text.contains("| random | 0 | 0 | **0** |"), "{text}");
+    }
+
+    #[test]
+    fn curves_have_a_cell_for_each_load() {
+        let row = |scenario, load, policy| Row::of(scenario, policy, load, &[Figures::default()]);
+        let mut rows = Vec::new();
+        for load in [0.5, 1.0] {
+            rows.extend([Name::RoundRobin, Name::Random].map(|policy| row("x", load, policy)));
+        }
+        rows.push(row("y", 1.0, Name::Random));
+        let text = curves(&rows);
+        assert_eq!(text.lines().count(), 2 + 2 + 1);
+        assert!(text.starts_with("| scenario | policy | 0.5 | 1 |\n|---|---|---|---|\n"), "{text}");
+        assert!(text.contains("| x | random | 0 / 0, 0 | 0 / 0, 0 |\n"), "{text}");
+        assert!(text.contains("| y | random | | 0 / 0, 0 |\n"), "{text}");
     }
 
     #[test]

@@ -41,8 +41,8 @@ pub(crate) struct Options {
     /// Print JSON, an array of rows, and no table.
     #[arg(long)]
     json: bool,
-    /// Put the tables into docs/scheduling.md, and draw docs/images/sim-policies.svg and, of several
-    /// loads, docs/images/sim-loads.svg.
+    /// Put the tables into docs/scheduling.md and draw docs/images/sim-policies.svg; then sweep the loads, for
+    /// the table by load and docs/images/sim-loads.svg.
     #[arg(long)]
     plot: bool,
     /// Run a few small scenarios with real gateways in real time, and simulate the same ones: minutes.
@@ -69,15 +69,21 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     if !options.plot {
         return shell::run(&mut sim);
     }
-    let [rows, tables] = ["sim-rows.json", "sim-tables.md"].map(|name| shell::target().join(name));
+    let [rows, tables, swept, curves] =
+        ["sim-rows.json", "sim-tables.md", "sim-swept.json", "sim-curves.md"]
+            .map(|name| shell::target().join(name));
     shell::run(sim.arg("--rows").arg(&rows).arg("--markdown").arg(&tables))?;
-    let rows: Vec<plot::Row> = serde_json::from_str(&read(&rows)?)?;
+    let mut sweep = Command::new(shell::target().join("release/sim"));
+    shell::run(sweep.args(SWEEP).arg("--rows").arg(&swept).arg("--curves").arg(&curves))?;
     let page = shell::root().join("docs/scheduling.md");
-    fs::write(&page, with_tables(&read(&page)?, &read(&tables)?)?)?;
+    let text = with_part(&read(&page)?, CURVES_MARK, Some(CURVES_END), &read(&curves)?)?;
+    fs::write(&page, with_part(&text, MARK, None, &read(&tables)?)?)?;
     let folder = shell::root().join("docs/images");
     fs::create_dir_all(&folder)?;
+    let rows: Vec<plot::Row> = serde_json::from_str(&read(&rows)?)?;
+    let swept: Vec<plot::Row> = serde_json::from_str(&read(&swept)?)?;
     let pictures =
-        [("sim-policies.svg", Some(plot::policies(&rows))), ("sim-loads.svg", plot::loads(&rows))];
+        [("sim-policies.svg", Some(plot::policies(&rows))), ("sim-loads.svg", plot::loads(&swept))];
     for (name, picture) in pictures {
         let Some(picture) = picture else { continue };
         fs::write(folder.join(name), picture)?;
@@ -90,14 +96,36 @@ fn read(file: &Path) -> anyhow::Result<String> {
     fs::read_to_string(file).with_context(|| format!("read {}", file.display()))
 }
 
-/// The page with these tables in place of those behind the mark.
-fn with_tables(page: &str, tables: &str) -> anyhow::Result<String> {
-    let (before, _) = page.split_once(MARK).context("docs/scheduling.md has lost its mark")?;
-    Ok(format!("{before}{MARK}\n\n{tables}"))
+/// The page with `text` in place of what is behind `mark`, as far as `end` or the page's end.
+fn with_part(page: &str, mark: &str, end: Option<&str>, text: &str) -> anyhow::Result<String> {
+    let lost = || format!("docs/scheduling.md has lost a mark: {mark}");
+    let (before, behind) = page.split_once(mark).with_context(lost)?;
+    let rest = match end {
+        Some(end) => {
+            let (_, rest) = behind.split_once(end).with_context(lost)?;
+            format!("\n{end}{rest}")
+        }
+        None => String::new(),
+    };
+    Ok(format!("{before}{mark}\n\n{text}{rest}"))
 }
 
-/// Behind it the page is written by this task.
+/// What is swept for the page: the loads of every scenario with one gateway, under the policies that matter.
+const SWEEP: [&str; 8] = [
+    "--loads",
+    "0.5,0.75,1,1.25,1.5",
+    "--seeds",
+    "3",
+    "--scenario",
+    "a-,b-,c-,d-,e-,f-,g-",
+    "--policy",
+    "round,reference,prefill,sluice-l",
+];
+
+/// Behind these the page is written by this task.
 const MARK: &str = "<!-- What follows is written by cargo xtask sim --plot. -->";
+const CURVES_MARK: &str = "<!-- TTFT by load, written by cargo xtask sim --plot. -->";
+const CURVES_END: &str = "<!-- End of TTFT by load. -->";
 
 fn command(options: &Options) -> Command {
     let mut sim = Command::new(shell::target().join("release/sim"));
@@ -129,10 +157,13 @@ mod tests {
 
     #[test]
     fn tables_are_replaced_and_the_page_is_kept() {
-        let page = format!("# Page\n\n{MARK}\n\nold\n");
-        let page = with_tables(&page, "new\n").unwrap();
-        assert_eq!(page, format!("# Page\n\n{MARK}\n\nnew\n"));
-        assert!(with_tables("# Page", "new").is_err());
+        let page = format!("# Page\n\n{CURVES_MARK}\nold\n{CURVES_END}\n\n{MARK}\n\nold\n");
+        let page = with_part(&page, CURVES_MARK, Some(CURVES_END), "curves\n").unwrap();
+        let page = with_part(&page, MARK, None, "new\n").unwrap();
+        let expected =
+            format!("# Page\n\n{CURVES_MARK}\n\ncurves\n\n{CURVES_END}\n\n{MARK}\n\nnew\n");
+        assert_eq!(page, expected);
+        assert!(with_part("# Page", MARK, None, "new").is_err());
     }
 
     #[test]
