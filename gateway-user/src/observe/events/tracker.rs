@@ -149,10 +149,7 @@ impl Tracker {
         for event in &batch.events {
             match event {
                 Event::Stored(stored) => self.stored(stored, &mut tips),
-                Event::Removed(removed) => {
-                    self.removed(removed, &mut change.removed);
-                    went = true;
-                }
+                Event::Removed(removed) => went |= self.removed(removed, &mut change.removed),
                 Event::Cleared => {
                     change.is_cleared = true;
                     change.removed.clear();
@@ -167,7 +164,9 @@ impl Tracker {
         }
         change.removed.sort_unstable();
         change.removed.dedup();
-        change.tokens = (went && self.knowledge == Knowledge::All).then(|| self.tokens());
+        // Of a pod whose groups of layers are all partial nothing is followed, which is not a cache that is empty.
+        let is_told = went && self.followed.is_some() && self.knowledge == Knowledge::All;
+        change.tokens = is_told.then(|| self.tokens());
         if let Some(now) = now {
             self.note_tips(&tips, now);
         }
@@ -202,19 +201,23 @@ impl Tracker {
         tips.extend(hashes.last());
     }
 
-    fn removed(&mut self, removed: &Removed, ours: &mut Vec<u64>) {
+    /// Whether a block that was followed went.
+    fn removed(&mut self, removed: &Removed, ours: &mut Vec<u64>) -> bool {
         let Place { is_local_gpu, group } = removed.place;
         if !is_local_gpu || self.followed.is_none_or(|(followed, _)| followed != group) {
-            return;
+            return false;
         }
+        let mut went = false;
         for hash in &removed.hashes {
             let Some(block) = self.blocks.get_mut(hash) else { continue };
             block.copies = block.copies.saturating_sub(1);
             if block.copies == 0 {
                 ours.extend(block.ours);
                 self.blocks.remove(hash);
+                went = true;
             }
         }
+        went
     }
 
     fn forget(&mut self, knowledge: Knowledge) {

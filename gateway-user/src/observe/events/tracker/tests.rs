@@ -102,14 +102,28 @@ fn a_number_that_goes_back_is_a_restart() {
     assert_eq!((change.lost, change.knowledge), (1, Knowledge::Recent));
 }
 
+fn block(hash: u64, medium: &str, group: u64, kind: &str) -> Value {
+    json!({
+        "type": "BlockStored", "block_hashes": [hash], "parent_block_hash": null, "token_ids": [],
+        "block_size": 16, "medium": medium, "group_idx": group, "kv_cache_spec_kind": kind,
+    })
+}
+
+#[test]
+fn what_is_not_followed_tells_no_tokens() {
+    let mut tracker = Tracker::default();
+    feed(&mut tracker, 0, &[block(1, "GPU", 0, "sliding_window")]);
+    let change = feed(&mut tracker, 1, &[removed(&[1])]);
+    assert_eq!((change.knowledge, change.tokens), (Knowledge::All, None));
+    // Neither does a removal of a block that is not there, or of one of several copies.
+    feed(&mut tracker, 2, &[stored(&[2], None), stored(&[2], None)]);
+    let change = feed(&mut tracker, 3, &[removed(&[1]), removed(&[2])]);
+    assert_eq!((change.knowledge, change.tokens), (Knowledge::All, None));
+    assert_eq!(feed(&mut tracker, 4, &[removed(&[2])]).tokens, Some(0));
+}
+
 #[test]
 fn only_whole_prompts_on_the_gpu_count() {
-    let block = |hash: u64, medium: &str, group: u64, kind: &str| {
-        json!({
-            "type": "BlockStored", "block_hashes": [hash], "parent_block_hash": null, "token_ids": [],
-            "block_size": 16, "medium": medium, "group_idx": group, "kv_cache_spec_kind": kind,
-        })
-    };
     let mut tracker = Tracker::default();
     let events = [
         block(1, "GPU", 0, "sliding_window"),
