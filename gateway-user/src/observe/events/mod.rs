@@ -60,7 +60,6 @@ pub trait Sink {
     /// A prompt was recognised in the pod's cache, or not.
     fn learned(&self, recognised: bool);
 
-    /// The subscription could not be made, or is over; what was learned before stays true if no message is missing
-    /// when it is there again.
+    /// The subscription could not be made, or is over. What was learned before stays true until a change says otherwise.
     fn failed(&self, failure: &Failure);
 }

@@ -6,8 +6,9 @@
 //!
 //! Messages are numbered from 0. One that is missing, or cannot be read, may have taken any block away: all is forgotten
 //! then, and what is stored from there on is known again. A number that goes back means that the pod was restarted, and
-//! its cache is empty. What the pod stored before is not known until it clears its cache or is restarted: see
-//! [`Knowledge`].
+//! its cache is empty. Where the process may have been replaced unseen, all is forgotten as well: the numbers of
+//! another process are not the continuation of its own, even where they are higher. What the pod stored before is not known
+//! until it clears its cache or is restarted: see [`Knowledge`].
 //!
 //! Pure: no IO, and the time comes from the caller.
 
@@ -22,6 +23,8 @@ use super::batch::{Batch, Event, Place, Removed, Stored};
 pub struct Tracker {
     /// The number of the next message, once there was one.
     next: Option<u64>,
+    /// The number that was next when the process may have been replaced, until there is a new message.
+    before: Option<u64>,
     knowledge: Knowledge,
     /// The group of layers that is followed, and the tokens of its blocks.
     followed: Option<(u32, u32)>,
@@ -89,6 +92,12 @@ impl Tracker {
         (next < number).then_some(next)
     }
 
+    /// The pod may be another process from now on: nothing is known of its cache until it tells.
+    pub fn cut_off(&mut self) {
+        self.before = self.next.take().or(self.before);
+        self.forget(Knowledge::Nothing);
+    }
+
     /// Takes the payload of the message with this number, which came just now. No time: it is an old one.
     pub fn message(
         &mut self,
@@ -112,6 +121,10 @@ impl Tracker {
                 change.lost = number;
                 self.forget(if number == 0 { Knowledge::All } else { Knowledge::Recent });
             }
+        }
+        // Not of an old message, which this process may have sent ahead of the cut.
+        if now.is_some() && self.before.take().is_some_and(|before| number < before) {
+            change.is_cleared = true;
         }
         self.next = Some(number.wrapping_add(1));
         match Batch::read(payload) {

@@ -60,6 +60,21 @@ pub enum Failure {
     Timeout,
 }
 
+impl Failure {
+    /// Whether nothing was heard of the other side. Else its end of the connection was closed, as that of a process is
+    /// that ends, or nobody listened, or somebody else.
+    pub(super) fn is_silence(&self) -> bool {
+        use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+        match self {
+            Self::Timeout => true,
+            Self::Connection(error) => {
+                matches!(error.kind(), HostUnreachable | NetworkUnreachable | TimedOut)
+            }
+            Self::Protocol(_) | Self::Numberless => false,
+        }
+    }
+}
+
 impl Wire {
     /// Subscribes to all messages whose topic starts like this.
     pub(super) async fn subscribe(address: SocketAddr, topic: &str) -> Result<Self, Failure> {

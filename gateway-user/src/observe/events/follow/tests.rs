@@ -1,5 +1,8 @@
 //! Against another implementation of the protocol, and against peers that do not keep to it.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -244,6 +247,59 @@ fn asks_for_what_it_missed() {
             assert_eq!((change.lost, change.knowledge), (0, Knowledge::All));
             assert_eq!(change.tokens, Some(16), "two came, and one went");
         }
+    });
+}
+
+#[test]
+fn old_messages_of_another_process_are_no_continuation() {
+    run(async {
+        // The new process has stored a block with each, the old one another with its only one.
+        let old = |number: u64| (number, payload(&[stored(&[number], number.checked_sub(1))]));
+        let replay = keeper((0..9).map(old).collect(), false).await;
+        let mut publisher = Publisher::bind("127.0.0.1:0").await;
+        let address = publisher.address;
+        let mut following = Following::with_replay(address, "", Some(replay));
+        assert_eq!(following.next().await, Told::Connected);
+        publisher.reach("", 0, &payload(&[stored(&[77], None)]), &mut following).await;
+        publisher.socket.close().await;
+        while !matches!(following.next().await, Told::Failed(_)) {}
+        let mut publisher = Publisher::bind(&address.to_string()).await;
+        while following.next().await != Told::Connected {}
+        publisher.reach("", 4, &payload(&[removed(&[0])]), &mut following).await;
+        let mut change = following.change().await;
+        while change.tokens.is_none() {
+            change = following.change().await;
+        }
+        assert_eq!((change.lost, change.knowledge), (0, Knowledge::All));
+        assert_eq!(change.tokens, Some(3 * 16), "four came, and one went");
+    });
+}
+
+#[test]
+fn a_pod_that_does_not_answer_is_not_asked_at_each_gap() {
+    run(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let replay = listener.local_addr().expect("an address");
+        let asked = Rc::new(Cell::new(0));
+        let count = Rc::clone(&asked);
+        tokio::task::spawn_local(async move {
+            while listener.accept().await.is_ok() {
+                count.set(count.get() + 1);
+            }
+        });
+        let mut publisher = Publisher::bind("127.0.0.1:0").await;
+        let mut following = Following::with_replay(publisher.address, "", Some(replay));
+        assert_eq!(following.next().await, Told::Connected);
+        publisher.reach("", 2, &payload(&[]), &mut following).await;
+        assert_eq!(asked.get(), 1);
+        for number in [100, 200, 300] {
+            publisher.send("", number, payload(&[])).await;
+        }
+        let mut lost = 0;
+        while lost < 97 + 99 + 99 {
+            lost += following.change().await.lost;
+        }
+        assert_eq!(asked.get(), 1);
     });
 }
 

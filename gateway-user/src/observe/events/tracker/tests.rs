@@ -110,6 +110,31 @@ fn block(hash: u64, medium: &str, group: u64, kind: &str) -> Value {
 }
 
 #[test]
+fn another_process_does_not_go_on_with_the_numbers_of_the_last() {
+    let mut tracker = Tracker::default();
+    feed(&mut tracker, 0, &[stored(&[1], None)]);
+    feed(&mut tracker, 1, &[stored(&[2], None)]);
+    // Its number is the next one, or a higher one: that it was restarted is not certain.
+    for number in [2, 7] {
+        tracker.cut_off();
+        assert_eq!((tracker.knowledge(), held(&tracker)), (Knowledge::Nothing, vec![]));
+        assert_eq!(tracker.missing(number), Some(0));
+        let change = feed(&mut tracker, number, &[stored(&[3], None)]);
+        assert_eq!((change.lost, change.knowledge), (0, Knowledge::Recent));
+        assert_eq!((change.is_cleared, held(&tracker)), (false, vec![3]));
+    }
+    // Cut off twice, and then a number that goes back.
+    tracker.cut_off();
+    tracker.cut_off();
+    let change = tracker.message(0, &payload(&[stored(&[4], None)]), None);
+    assert_eq!((change.is_cleared, change.knowledge), (false, Knowledge::All));
+    let change = feed(&mut tracker, 1, &[stored(&[5], None)]);
+    assert_eq!((change.is_cleared, change.knowledge), (true, Knowledge::All));
+    assert_eq!(held(&tracker), [4, 5]);
+    assert!(!feed(&mut tracker, 2, &[]).is_cleared, "said once");
+}
+
+#[test]
 fn what_is_not_followed_tells_no_tokens() {
     let mut tracker = Tracker::default();
     feed(&mut tracker, 0, &[block(1, "GPU", 0, "sliding_window")]);
