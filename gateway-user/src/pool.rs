@@ -408,7 +408,8 @@ impl Pool {
         let mut inner = self.inner.lock();
         let entry = inner.pods.iter_mut().find(|entry| entry.pod.id == id)?;
         let slot = entry.slot?;
-        Some((Share { cache: Arc::clone(&self.cache), slot }, entry.prompts.take()?))
+        let pod = Arc::clone(&entry.pod);
+        Some((Share { cache: Arc::clone(&self.cache), slot, pod }, entry.prompts.take()?))
     }
 
     /// Whether any pod could be given a request now.
@@ -484,6 +485,7 @@ impl Pool {
         let is_other = (entry.kv_tokens, entry.block_size) != (kv_tokens, reading.block_size);
         entry.pod.ledger.lock().scraped(&reading.signals, at);
         entry.signals = reading.signals;
+        entry.pod.is_split.store(reading.is_split, Ordering::Relaxed);
         entry.kv_tokens = kv_tokens;
         entry.block_size = reading.block_size;
         entry.slots = reading.max_num_seqs;

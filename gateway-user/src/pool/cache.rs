@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::pod::Pod;
 use crate::observe::events::Held;
 use crate::request::scan::Parts;
 use crate::schedule::prefix::{Index, Prompt, Scope, Secret, Slot, block_tokens};
@@ -55,9 +56,14 @@ impl Cache {
 pub(super) struct Share {
     pub(super) cache: Arc<Cache>,
     pub(super) slot: Slot,
+    pub(super) pod: Arc<Pod>,
 }
 
 impl Held for Share {
+    fn is_split(&self) -> bool {
+        self.pod.is_split.load(Ordering::Relaxed)
+    }
+
     fn cleared(&self) {
         self.cache.index.clear(self.slot);
     }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -35,6 +35,8 @@ pub struct Pod {
     pub(super) session: Box<str>,
     /// Lengths of prompts that it is meant for.
     pub(super) context_range: Option<(u32, u32)>,
+    /// Several engines answer there, each with a KV cache of its own.
+    pub(super) is_split: AtomicBool,
     in_flight: AtomicU32,
     /// Connections that the kernel gave to its own socket: open now, and ever.
     connections: AtomicU32,
@@ -98,6 +100,7 @@ impl Pod {
             // Every gateway knows it.
             session: format!("{:016x}", key(pod.address)).into(),
             context_range: pod.context_range,
+            is_split: AtomicBool::new(false),
             in_flight: AtomicU32::new(0),
             connections: AtomicU32::new(0),
             given: AtomicU64::new(0),

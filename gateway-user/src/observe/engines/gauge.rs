@@ -37,6 +37,11 @@ impl<'a> Gauge<'a> {
         self.spoiled || !self.parts.is_empty()
     }
 
+    /// How many parts the body has.
+    pub(super) fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
     /// All parts together.
     pub(super) fn sum(&self) -> Option<f64> {
         self.known().map(|parts| parts.iter().map(|(_, value)| value).sum())

@@ -29,6 +29,8 @@ pub struct Reading {
     /// An engine has put its weights or its KV cache away (vLLM's sleep mode): it looks idle but
     /// serves nobody.
     pub asleep: bool,
+    /// There are several engines, each with a KV cache of its own (data-parallel ranks).
+    pub is_split: bool,
     /// Tokens in one KV cache block.
     pub block_size: Option<u32>,
     /// KV cache blocks, all engines together.

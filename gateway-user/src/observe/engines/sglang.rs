@@ -55,6 +55,7 @@ pub(super) fn read(body: &[u8]) -> Reading {
         block_size: page_size.max().and_then(size),
         blocks: pages.sum().and_then(size),
         kv_tokens: kv_tokens.sum().and_then(tokens),
+        is_split: running.parts() > 1,
         unreadable: samples.unreadable(),
         ..reading
     }

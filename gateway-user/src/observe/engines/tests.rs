@@ -77,6 +77,7 @@ fn golden() {
                 engine: Vllm,
                 signals: signals(0.812_593_4, 7, 79, 4, 3),
                 adapters_active: names(&["sql-lora", "support-lora", "tweet-lora"]),
+                is_split: true,
                 block_size: Some(16),
                 blocks: Some(39_818),
                 kv_tokens: Some(637_088),
@@ -152,6 +153,7 @@ fn golden() {
             Reading {
                 engine: Sglang,
                 signals: signals(0.632, 4, 62, 8, 2),
+                is_split: true,
                 block_size: Some(64),
                 blocks: Some(9954),
                 kv_tokens: Some(637_090),
@@ -425,6 +427,9 @@ fn sglang_counts_a_request_once() {
         sglang:num_queue_reqs{tp_rank=\"0\"} 2\n\
         sglang:num_queue_reqs{tp_rank=\"1\"} 2\n";
     assert_eq!(signals_of(body), signals(None, 2, 9, None, None));
+    let is_split = |body: &str| read(body.as_bytes()).unwrap().is_split;
+    assert!(is_split(body));
+    assert!(!is_split(&body.replace("dp_rank=\"1\"", "dp_rank=\"0\"")));
 }
 
 #[test]

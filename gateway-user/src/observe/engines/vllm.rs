@@ -52,6 +52,7 @@ pub(super) fn read(body: &[u8]) -> Reading {
         block_size,
         blocks,
         kv_tokens: config.tokens.sum().and_then(tokens).or_else(product),
+        is_split: running.parts() > 1,
         unreadable: samples.unreadable(),
         ..reading
     }

@@ -21,6 +21,8 @@ use serde::de::{
 pub struct Batch {
     /// In the order in which it happened.
     pub events: Vec<Event>,
+    /// The data-parallel rank that it happened in; 0 where that is not told.
+    pub rank: u32,
     /// Events of a kind that is not known.
     pub unknown: usize,
 }
@@ -101,9 +103,10 @@ impl<'de> Deserialize<'de> for Batch {
             fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Batch, A::Error> {
                 let _time: Option<IgnoredAny> = parts.next_element()?;
                 let events: Option<Events> = parts.next_element()?;
-                let events = events.ok_or_else(|| A::Error::invalid_length(1, &self))?;
+                let Events(batch) = events.ok_or_else(|| A::Error::invalid_length(1, &self))?;
+                let rank: Option<Option<u32>> = parts.next_element()?;
                 while parts.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(events.0)
+                Ok(Batch { rank: rank.flatten().unwrap_or_default(), ..batch })
             }
         }
 

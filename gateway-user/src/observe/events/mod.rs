@@ -32,7 +32,9 @@
 //! forgotten that start.
 //!
 //! Prompts that are lists of tokens are treated as text too: the index has them in blocks of their letters. A pod with
-//! several data-parallel ranks behind one address has a publisher for each; only the one at the port is followed.
+//! several data-parallel ranks behind one address has a publisher for each; only the one at the port is followed. As soon as
+//! the pod's metrics or a message show that there are several, the index is neither emptied nor held to a number
+//! of tokens by what that one tells.
 
 pub mod batch;
 mod follow;

@@ -18,6 +18,9 @@ pub trait Held {
 
     /// The pod holds this many tokens, and no more.
     fn holds(&self, tokens: u64);
+
+    /// Whether several engines are known to answer there, each with a cache of its own.
+    fn is_split(&self) -> bool;
 }
 
 /// Where the news of one pod's cache go.
@@ -29,13 +32,15 @@ pub struct CacheSink<H> {
     pod: Arc<str>,
     /// Whether there is a subscription; none before the first try.
     is_connected: Cell<Option<bool>>,
+    /// What is told is about one of several caches: what it has not, another may have.
+    is_part: Cell<bool>,
 }
 
 impl<H: Held> CacheSink<H> {
     /// For the pod of this name.
     pub fn new(held: H, metrics: Arc<PoolMetrics>, pool: Arc<str>, pod: Arc<str>) -> Self {
         metrics.events().known(&pod, false);
-        Self { held, metrics, pool, pod, is_connected: Cell::new(None) }
+        Self { held, metrics, pool, pod, is_connected: Cell::new(None), is_part: Cell::new(false) }
     }
 }
 
@@ -46,17 +51,22 @@ impl<H: Held> Sink for CacheSink<H> {
     }
 
     fn changed(&self, change: &Change) {
-        if change.is_cleared {
+        let is_part = self.is_part.get() || change.rank > 0 || self.held.is_split();
+        if is_part && !self.is_part.replace(true) {
+            let Self { pool, pod, .. } = self;
+            warn!(%pool, %pod, "the pod has data-parallel ranks: KV events of one say little of its cache");
+        }
+        if change.is_cleared && !is_part {
             self.held.cleared();
         }
         if !change.removed.is_empty() {
             self.held.removed(&change.removed);
         }
-        if let Some(tokens) = change.tokens {
+        if let Some(tokens) = change.tokens.filter(|_| !is_part) {
             self.held.holds(tokens);
         }
         let events = self.metrics.events();
-        events.known(&self.pod, change.knowledge == Knowledge::All);
+        events.known(&self.pod, change.knowledge == Knowledge::All && !is_part);
         events.message(change.events, change.lost, change.is_broken);
         if change.lost > 0 || change.is_broken {
             let Change { lost, is_broken, .. } = change;
@@ -96,9 +106,14 @@ mod tests {
         slot: Slot,
         /// Tokens in a block of the index.
         block_tokens: u32,
+        is_split: Cell<bool>,
     }
 
     impl Held for Member {
+        fn is_split(&self) -> bool {
+            self.is_split.get()
+        }
+
         fn cleared(&self) {
             self.index.clear(self.slot);
         }
@@ -134,7 +149,7 @@ mod tests {
             let metrics = Metrics::new(Build { version: "1", revision: "a" }, Vec::new);
             let index = Arc::new(Index::new());
             let slot = index.join(100).expect("room");
-            let member = Member { index, slot, block_tokens: 64 };
+            let member = Member { index, slot, block_tokens: 64, is_split: Cell::new(false) };
             let sink =
                 CacheSink::new(member.clone(), metrics.pool("chat"), "chat".into(), "one".into());
             Self { metrics, member, sink, tracker: Tracker::default(), next: 0 }
@@ -195,6 +210,29 @@ mod tests {
 
         rig.tells(&[cleared()]);
         assert_eq!((rig.matched(&first), rig.matched(&second)), (0, 0));
+    }
+
+    #[test]
+    fn one_of_several_ranks_does_not_speak_for_all() {
+        for by_metrics in [false, true] {
+            let mut rig = Rig::new();
+            let blocks: Vec<u64> = (1..=8).collect();
+            rig.member.index.insert(rig.member.slot, &blocks);
+            if by_metrics {
+                rig.sink.held.is_split.set(true);
+                rig.tells(&[]);
+            } else {
+                let events: [serde_json::Value; 0] = [];
+                let of_rank =
+                    rmp_serde::to_vec(&serde_json::json!([0.5, events, 1])).expect("JSON fits");
+                rig.sink.changed(&rig.tracker.message(0, &of_rank, Instant::now()));
+                rig.next = 1;
+            }
+            rig.tells(&[stored(&[1001, 1002], None), removed(&[1002])]);
+            rig.tells(&[cleared()]);
+            assert_eq!(rig.matched(&blocks), 8);
+            rig.has("sluice_kv_events_complete{pool=\"chat\",pod=\"one\"} 0");
+        }
     }
 
     #[test]

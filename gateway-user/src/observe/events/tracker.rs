@@ -56,6 +56,8 @@ pub struct Change {
     pub tokens: Option<u64>,
     /// How much is known from now on.
     pub knowledge: Knowledge,
+    /// The data-parallel rank that it is about.
+    pub rank: u32,
     /// Events of kinds that are known.
     pub events: usize,
     /// Messages that never came.
@@ -159,6 +161,7 @@ impl Tracker {
         let mut tips = Vec::new();
         let mut went = false;
         change.events = batch.events.len();
+        change.rank = batch.rank;
         for event in &batch.events {
             match event {
                 Event::Stored(stored) => self.stored(stored, &mut tips),
