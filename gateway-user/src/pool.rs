@@ -21,7 +21,7 @@ mod pod;
 mod queue;
 
 use self::cache::{Cache, Share};
-use self::learned::Learned;
+use self::learned::{Learned, Ratio};
 use self::queue::Queue;
 use crate::config::{EventSource, MetricsSource, Scheduler};
 use crate::metrics::PoolMetrics;
@@ -120,14 +120,16 @@ pub struct Lost {
 #[derive(Clone, Copy, Debug)]
 struct Expected {
     demand: Demand,
-    /// Tokens in a block of its prompt.
+    /// Guessed tokens in a block of its prompt, and how pods count such.
     block_tokens: u32,
+    ratio: Ratio,
 }
 
 impl Expected {
     /// Tokens that a pod has cached which has so many blocks. The last token is always computed.
     fn cached(&self, blocks: u32) -> u32 {
-        blocks.saturating_mul(self.block_tokens).min(self.demand.prompt_tokens.saturating_sub(1))
+        let guessed = u64::from(blocks) * u64::from(self.block_tokens);
+        self.ratio.counted(guessed).min(self.demand.prompt_tokens.saturating_sub(1))
     }
 }
 
@@ -635,21 +637,24 @@ impl Pool {
         let learned = self.learned.lock();
         Expected {
             demand: learned.demand(ask.prompt, ask.max_tokens),
-            block_tokens: learned.counted(u64::from(ask.prompt.block_tokens)),
+            block_tokens: ask.prompt.block_tokens,
+            ratio: learned.ratio(),
         }
     }
 
     /// What a pod told of its KV cache decides how much of it the index keeps.
     fn resize_cache(&self, inner: &mut Inner, place: usize, changed: bool) {
-        if !changed {
+        let is_recounted = self.cache.is_recounted();
+        if !changed && !is_recounted {
             return;
         }
         let sizes = inner.pods.iter().filter_map(|entry| entry.block_size);
-        let all = self.cache.set_block_sizes(sizes);
+        let all = self.cache.set_block_sizes(sizes) || is_recounted;
         let block_tokens = self.cache.block_tokens();
         for (other, entry) in inner.pods.iter().enumerate() {
             if let Some(slot) = entry.slot.filter(|_| all || other == place) {
-                let capacity = prefix::capacity(entry.kv_tokens.map(u64::from), block_tokens);
+                let tokens = entry.kv_tokens.map(|tokens| self.cache.guessed(tokens.into()));
+                let capacity = prefix::capacity(tokens, block_tokens);
                 self.cache.index.resize(slot, capacity);
             }
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::learned::Ratio;
 use super::pod::Pod;
 use crate::observe::events::Held;
 use crate::request::scan::Parts;
@@ -14,6 +15,9 @@ pub(super) struct Cache {
     pub(super) index: Arc<Index>,
     secret: Secret,
     block_tokens: AtomicU32,
+    /// What was learned last ([`Ratio`]), and what the pods' capacities were made of, as the bits of floats.
+    ratio: AtomicU32,
+    applied: AtomicU32,
 }
 
 impl Cache {
@@ -23,6 +27,8 @@ impl Cache {
             index: Arc::new(Index::new()),
             secret: Secret::random(),
             block_tokens: AtomicU32::new(block_tokens([])),
+            ratio: AtomicU32::new(1.0_f32.to_bits()),
+            applied: AtomicU32::new(1.0_f32.to_bits()),
         }
     }
 
@@ -49,6 +55,28 @@ impl Cache {
         let tokens = block_tokens(sizes);
         self.block_tokens.swap(tokens, Ordering::Relaxed) != tokens
     }
+
+    /// Takes what was learned of how pods count tokens.
+    pub(super) fn set_ratio(&self, ratio: Ratio) {
+        self.ratio.store(ratio.0.to_bits(), Ordering::Relaxed);
+    }
+
+    /// How many guessed tokens there are in so many by a pod's own count: blocks are of guessed ones.
+    pub(super) fn guessed(&self, tokens: u64) -> u64 {
+        Ratio(f32::from_bits(self.ratio.load(Ordering::Relaxed))).guessed(tokens)
+    }
+
+    /// Whether pods have turned out to count clearly otherwise than when this was last asked: what their caches hold is
+    /// another number of blocks then.
+    pub(super) fn is_recounted(&self) -> bool {
+        let ratio = self.ratio.load(Ordering::Relaxed);
+        let of = f32::from_bits(ratio) / f32::from_bits(self.applied.load(Ordering::Relaxed));
+        let is_other = (of - 1.0).abs() > CLEARLY;
+        if is_other {
+            self.applied.store(ratio, Ordering::Relaxed);
+        }
+        is_other
+    }
 }
 
 /// A pod's part of the cache, for what its own events say of it.
@@ -73,7 +101,10 @@ impl Held for Share {
     }
 
     fn holds(&self, tokens: u64) {
-        let blocks = tokens.div_ceil(self.cache.block_tokens().max(1).into());
+        let blocks = self.cache.guessed(tokens).div_ceil(self.cache.block_tokens().max(1).into());
         self.cache.index.keep(self.slot, usize::try_from(blocks).unwrap_or(usize::MAX));
     }
 }
+
+/// By what share counts differ clearly.
+const CLEARLY: f32 = 0.05;

@@ -28,16 +28,15 @@ impl Learned {
             None => 0.0,
         };
         Demand {
-            prompt_tokens: self.counted(prompt.tokens),
+            prompt_tokens: self.ratio().counted(prompt.tokens),
             output_tokens: output as u32,
             prefix: prompt.head,
         }
     }
 
-    /// Guessed tokens as pods are expected to count them.
-    pub(super) fn counted(&self, guessed: u64) -> u32 {
-        // A float's conversion saturates.
-        (guessed as f32 * self.tokens.unwrap_or(1.0)) as u32
+    /// How pods are expected to count guessed tokens.
+    pub(super) fn ratio(&self) -> Ratio {
+        Ratio(self.tokens.unwrap_or(1.0))
     }
 
     /// Takes what an answer turned out to be.
@@ -63,6 +62,23 @@ impl Learned {
     pub(super) fn retry_after(&mut self, excess: Excess, now: Duration) -> Duration {
         let expected = Duration::from_secs_f32(self.seconds.unwrap_or(0.0).clamp(0.0, 3600.0));
         self.drain.refused(excess, expected, now)
+    }
+}
+
+/// Tokens by the pods' count for each that was guessed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Ratio(pub(super) f32);
+
+impl Ratio {
+    /// Guessed tokens as pods are expected to count them.
+    pub(super) fn counted(self, guessed: u64) -> u32 {
+        // A float's conversion saturates.
+        (guessed as f32 * self.0) as u32
+    }
+
+    /// How many guessed tokens there are in so many by the pods' count.
+    pub(super) fn guessed(self, counted: u64) -> u64 {
+        (counted as f64 / f64::from(self.0)) as u64
     }
 }
 

@@ -233,12 +233,10 @@ impl Place {
         let output = output_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
         let at = last_received.unwrap_or_else(Instant::now);
         self.ended = Some((output, at));
-        self.learned.lock().answered(
-            self.guessed,
-            prompt_tokens,
-            output,
-            at.saturating_duration_since(self.taken),
-        );
+        let took = at.saturating_duration_since(self.taken);
+        let mut learned = self.learned.lock();
+        learned.answered(self.guessed, prompt_tokens, output, took);
+        self.cache.set_ratio(learned.ratio());
     }
 
     /// The pod has answered this prompt, and says that it has so many tokens: for recognising it among the pod's

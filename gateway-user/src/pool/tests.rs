@@ -435,6 +435,46 @@ fn what_a_pod_has_cached_is_forgotten_with_it() {
 }
 
 #[test]
+fn what_pods_count_is_not_what_is_guessed() {
+    let now = Instant::now();
+    let events = "    kvEvents: {port: 5557}\n";
+    for (numerator, denominator) in [(995, 1000), (2, 1), (1, 4)] {
+        let pool = pool(1, events);
+        let reading = Reading { kv_tokens: Some(200_000), ..idle() };
+        pool.observed(id(&pool, 0), reading.clone(), now);
+        let short = prompt(&pool, 400, "to be counted ");
+        let counted = |guessed: u64| guessed * numerator / denominator;
+        let place = pool.reserve(Ask { prompt: &short, ..Ask::default() }, now).unwrap();
+        let prompt_tokens = Some(counted(short.tokens));
+        place.end(Answered { prompt_tokens, output_tokens: Some(1), last_received: Some(now) });
+        pool.observed(id(&pool, 0), reading, now);
+        // All of it is cached, whatever it is counted as.
+        let whole = prompt(&pool, 90_000, "once upon a time ");
+        pool.reserve(Ask { prompt: &whole, ..Ask::default() }, now).unwrap().sent(&whole);
+        let found = u64::from(cached(&pool, &whole, now)[0]);
+        let (tokens, block) = (counted(whole.tokens), counted(64) + 2);
+        assert!((tokens - block..=tokens).contains(&found), "{found} of {tokens}");
+        // The cache is so large by the pods' count.
+        for number in 0..100 {
+            let other = prompt(&pool, 20_000, &format!("the story of number {number}. "));
+            pool.reserve(Ask { prompt: &other, ..Ask::default() }, now).unwrap().sent(&other);
+        }
+        let entries = |pool: &Pool| pool.metrics.prefix_usage().unwrap().entries as u64;
+        let expected = 200_000 * denominator / numerator / 64;
+        let found = entries(&pool);
+        assert!((expected * 9 / 10..=expected).contains(&found), "{found}, not {expected}");
+        // And so is what a pod says that it holds.
+        let (share, _) = pool.cache_of(id(&pool, 0)).unwrap();
+        share.holds(20_000);
+        let found = entries(&pool);
+        assert!(
+            (expected / 10..=expected * 2 / 10).contains(&found),
+            "{found}, not {expected} / 10"
+        );
+    }
+}
+
+#[test]
 fn the_index_is_counted_and_stays_small() {
     let pool = pool(2, "");
     let now = Instant::now();
