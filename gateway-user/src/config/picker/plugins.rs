@@ -48,6 +48,8 @@ enum Form {
     Number,
     Flag,
     Text,
+    /// A map of anything.
+    Map,
     /// A count of which 1 is what happens anyway.
     One,
     /// What is counted, of which requests is what happens anyway.
@@ -134,6 +136,7 @@ impl Form {
             Self::Share => json!({"type": "number", "minimum": 0, "maximum": 1}),
             Self::Number => json!({"type": "number", "minimum": 0, "maximum": f64::MAX}),
             Self::Flag => json!({"type": "boolean"}),
+            Self::Map => json!({"type": "object"}),
             Self::Text => json!({"type": "string", "maxLength": 253}),
             Self::One => json!({"type": "integer", "minimum": 1, "maximum": 1000, "x-unless": 1}),
             Self::Mode => {
@@ -182,6 +185,12 @@ const fn plugin(names: &'static [&'static str], role: Role, parameters: Paramete
 const NONE: Parameters = Parameters::Known(&[]);
 
 const OWN_INDEX: &str = "has no effect: the gateway sizes its prefix index by each pod's KV cache";
+const OWN_EVENTS: &str = "has no effect: the scheduler's kvEvents says where pods publish them, and without \
+    it what a pod has cached is guessed from what was sent there";
+const NO_TOKENS: &str = "has no effect: the gateway has no tokenizer, and finds its own blocks in what kvEvents \
+    brings";
+const ALWAYS_GUESSED: &str =
+    "has no effect: a prompt counts as cached from when it is sent, with kvEvents or without";
 const ONE_POD: &str = "has no effect: when a pod fails, the next is picked anew";
 const OWN_SESSIONS: &str = "has no effect: the gateway has its own way to know a session";
 const OWN_SIGNALS: &str = "has no effect: the gateway reads pods' metrics itself";
@@ -225,7 +234,18 @@ static PLUGINS: [Plugin; 31] = [
             ("lruCapacityPerServer", Form::Count, OWN_INDEX),
         ]),
     ),
-    plugin(&["precise-prefix-cache-scorer"], Role::Scorer(prefix_cache), Parameters::Any),
+    plugin(
+        &["precise-prefix-cache-scorer"],
+        Role::Scorer(prefix_cache),
+        Parameters::Known(&[
+            ("kvEventsConfig", Form::Map, OWN_EVENTS),
+            ("tokenProcessorConfig", Form::Map, NO_TOKENS),
+            ("indexerConfig", Form::Map, NO_TOKENS),
+            ("speculativeIndexing", Form::Flag, ALWAYS_GUESSED),
+            ("speculativeTTL", Form::Text, ALWAYS_GUESSED),
+            ("prefixMatchInfoProducerName", Form::Text, OWN_INDEX),
+        ]),
+    ),
     plugin(
         &["token-load-scorer"],
         Role::Scorer(token_load),
