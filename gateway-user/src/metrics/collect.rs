@@ -172,6 +172,9 @@ fn events(
             family.add(&[name, pod], &ConstGauge::new(u32::from(known)))?;
         }
     }
+    let mut family = writer.family(&metric::EVENTS_BYTES)?;
+    events()
+        .try_for_each(|(name, events)| family.add(&[name], &ConstGauge::new(events.bytes())))?;
     let mut family = writer.family(&metric::EVENTS)?;
     events().try_for_each(|(name, events)| family.add(&[name], &events.events))?;
     let mut family = writer.family(&metric::EVENTS_LOST)?;

@@ -143,6 +143,8 @@ describe! {
 
     /// 1 while all that the pod's prefix cache holds is known from its own events, else 0.
     EVENTS_KNOWN: Gauge "kv_events_complete" ["pool", "pod"];
+    /// Memory for what is known of the pods' prefix caches from their events, in bytes.
+    EVENTS_BYTES: Gauge "kv_events_bytes" ["pool"];
     /// Changes of pods' prefix caches that they told.
     EVENTS: Counter "kv_events" ["pool"];
     /// Messages with such events that never came.

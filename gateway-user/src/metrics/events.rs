@@ -13,6 +13,8 @@ use super::pool::count;
 pub struct EventMetrics {
     /// Whether all of a pod's cache is known, by the pod's name.
     pub(super) known: RwLock<BTreeMap<Box<str>, bool>>,
+    /// Memory for what is known of a pod's cache, by the pod's name.
+    bytes: RwLock<BTreeMap<Box<str>, usize>>,
     pub(super) events: Counter,
     pub(super) lost: Counter,
     pub(super) malformed: Counter,
@@ -31,6 +33,19 @@ impl EventMetrics {
     /// Forgets a pod that has left, with its series.
     pub fn left(&self, pod: &str) {
         self.known.write().remove(pod);
+        self.bytes.write().remove(pod);
+    }
+
+    /// Says how much memory what is known of the pod's cache takes, in bytes.
+    pub fn takes(&self, pod: &str, bytes: usize) {
+        if self.bytes.read().get(pod) != Some(&bytes) {
+            self.bytes.write().insert(pod.into(), bytes);
+        }
+    }
+
+    /// Memory for what is known of all pods' caches, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.read().values().map(|bytes| *bytes as u64).sum()
     }
 
     /// Counts a message: its events, the messages ahead of it that never came, and whether it could not be

@@ -112,6 +112,9 @@ fn a_pools_events_are_counted_from_the_first_on() {
     events.known("one", true);
     events.known("two", true);
     events.known("one", false);
+    for (pod, bytes) in [("one", 500), ("two", 70), ("three", 7), ("one", 300)] {
+        events.takes(pod, bytes);
+    }
     events.left("two");
     events.message(5, 0, false);
     events.message(2, 7, true);
@@ -119,6 +122,7 @@ fn a_pools_events_are_counted_from_the_first_on() {
     let page = metrics.encode(Format::Text).unwrap();
     for line in [
         "sluice_kv_events_complete{pool=\"chat\",pod=\"one\"} 0",
+        "sluice_kv_events_bytes{pool=\"chat\"} 307",
         "sluice_kv_events_total{pool=\"chat\"} 7",
         "sluice_kv_events_lost_messages_total{pool=\"chat\"} 7",
         "sluice_kv_events_malformed_messages_total{pool=\"chat\"} 1",

@@ -55,6 +55,7 @@ pub async fn follow(
         };
         if !failure.is_silence() {
             tracker.cut_off();
+            sink.takes(tracker.bytes());
         }
         sink.failed(&failure);
         // Not all at once, when a network comes back.
@@ -89,6 +90,7 @@ async fn listen(
                     }
                     let change = tracker.message(message.number, &message.payload, Instant::now());
                     sink.changed(&change);
+                    sink.takes(tracker.bytes());
                 }
                 Err(failure) => return failure,
             },

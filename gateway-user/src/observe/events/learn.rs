@@ -12,6 +12,7 @@
 //! forgets too early, or keeps until it is old.
 
 use std::collections::HashSet;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -64,7 +65,7 @@ impl Tracker {
         for (place, hash) in (0..).zip(&chain) {
             let ours = self.ours(place, prompt);
             if let Some(block) = self.blocks.get_mut(hash) {
-                block.ours = ours;
+                block.ours = ours.and_then(NonZeroU64::new);
             }
         }
         true
@@ -81,9 +82,9 @@ impl Tracker {
             let hash = next?;
             let block = self.blocks.get(&hash).filter(|block| block.depth == place + 1)?;
             chain.push(hash);
-            next = block.parent;
+            next = block.parent.map(NonZeroU64::get);
             let at = self.position(place, prompt);
-            match block.ours {
+            match block.ours.map(NonZeroU64::get) {
                 Some(known) if blocks.contains(&known) => same += 1,
                 // Behind the last whole block of the index nothing can be said.
                 Some(_) if at + at / 8 + 1 < prompt.blocks.len() => strange += 1,

@@ -59,6 +59,9 @@ pub trait Sink {
     /// The pod has told of changes.
     fn changed(&self, change: &Change);
 
+    /// What is known of the pod's cache takes this much memory.
+    fn takes(&self, bytes: usize);
+
     /// A prompt was recognised in the pod's cache, or not.
     fn learned(&self, recognised: bool);
 

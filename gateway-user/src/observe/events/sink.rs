@@ -74,6 +74,10 @@ impl<H: Held> Sink for CacheSink<H> {
         }
     }
 
+    fn takes(&self, bytes: usize) {
+        self.metrics.events().takes(&self.pod, bytes);
+    }
+
     fn learned(&self, recognised: bool) {
         let result = if recognised { Recognition::Recognised } else { Recognition::Unclear };
         self.metrics.events().prompt(result);

@@ -13,6 +13,7 @@
 //! Pure: no IO, and the time comes from the caller.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::num::NonZeroU64;
 
 use tokio::time::Instant;
 
@@ -69,10 +70,10 @@ pub struct Change {
 /// A block that the pod holds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
-    /// The block ahead of it.
-    pub(super) parent: Option<u64>,
-    /// Of the prefix index, the block that this is a part of.
-    pub(super) ours: Option<u64>,
+    /// The block ahead of it. One of hash 0 is taken for none, which is as likely as any other mistake of one in 2⁶⁴.
+    pub(super) parent: Option<NonZeroU64>,
+    /// Of the prefix index, the block that this is a part of; 0 as above.
+    pub(super) ours: Option<NonZeroU64>,
     /// Blocks from the prompt's start to this one, itself included; or [`UNKNOWN`].
     pub(super) depth: u32,
     copies: u16,
@@ -150,6 +151,13 @@ impl Tracker {
         self.blocks.len() as u64 * u64::from(self.block_size())
     }
 
+    /// About how much memory it takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        // A table is full at seven eighths, and has a byte more for each place.
+        let places = self.blocks.capacity() / 7 * 8;
+        places * (size_of::<(u64, Block)>() + 1) + self.tips.capacity() * size_of::<Tip>()
+    }
+
     /// Tokens in a block; 0 before there is one.
     pub(super) fn block_size(&self) -> u32 {
         self.followed.map_or(0, |(_, size)| size)
@@ -208,8 +216,13 @@ impl Tracker {
             Some(parent) => self.blocks.get(&parent).map_or(UNKNOWN, |block| block.depth),
         };
         for &hash in hashes {
+            // Too many: all is forgotten behind this event.
+            if self.blocks.len() > MAX_BLOCKS {
+                break;
+            }
             depth = if depth == UNKNOWN { UNKNOWN } else { depth.saturating_add(1) };
-            let new = Block { parent, ours: None, depth, copies: 0 };
+            let new =
+                Block { parent: parent.and_then(NonZeroU64::new), ours: None, depth, copies: 0 };
             let block = self.blocks.entry(hash).or_insert(new);
             block.copies = block.copies.saturating_add(1);
             parent = Some(hash);
@@ -228,7 +241,7 @@ impl Tracker {
             let Some(block) = self.blocks.get_mut(hash) else { continue };
             block.copies = block.copies.saturating_sub(1);
             if block.copies == 0 {
-                ours.extend(block.ours);
+                ours.extend(block.ours.map(NonZeroU64::get));
                 self.blocks.remove(hash);
                 went = true;
             }
@@ -246,8 +259,8 @@ impl Tracker {
     /// SGLang tells of each block by itself, so that a block is a tip only if no other of the message follows it.
     fn note_tips(&mut self, tips: &[u64], now: Instant) {
         let block = |tip: &u64| self.blocks.get(tip).map(|block| (*tip, *block));
-        let parents: HashSet<u64> =
-            tips.iter().filter_map(block).filter_map(|(_, block)| block.parent).collect();
+        let parents = tips.iter().filter_map(block).filter_map(|(_, block)| block.parent);
+        let parents: HashSet<u64> = parents.map(NonZeroU64::get).collect();
         let tips = tips.iter().filter_map(block);
         let tips = tips.filter(|(tip, block)| block.depth != UNKNOWN && !parents.contains(tip));
         let tips = tips.map(|(hash, block)| Tip { at: now, hash, depth: block.depth });
@@ -263,9 +276,9 @@ impl Tracker {
 /// The depth of a block whose prompt's start is not known.
 pub(super) const UNKNOWN: u32 = u32::MAX;
 
-/// Most blocks that are followed: 16 million tokens in blocks of 16, and with SGLang's blocks of a single token still
-/// twice what an 8B model has in 80 GB. It takes some 60 bytes for each.
-const MAX_BLOCKS: usize = 1 << 20;
+/// Most blocks that are followed: 7 million tokens in blocks of 16, and with SGLang's blocks of a single token what an 8B
+/// model has in 80 GB. It takes some 40 to 75 bytes for each, so 35 MB for a pod at most.
+const MAX_BLOCKS: usize = 7 << 16;
 
 /// How many ends of prompts are remembered: of some minutes, as answers are that long.
 const MAX_TIPS: usize = 1 << 15;

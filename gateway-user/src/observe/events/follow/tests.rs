@@ -34,6 +34,8 @@ impl Sink for Recorder {
         let _ = self.0.send(Told::Changed(change.clone()));
     }
 
+    fn takes(&self, _bytes: usize) {}
+
     fn learned(&self, recognised: bool) {
         let _ = self.0.send(Told::Learned(recognised));
     }

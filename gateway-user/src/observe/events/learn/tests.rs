@@ -40,7 +40,7 @@ impl Pod {
     }
 
     fn ours(&self, hash: u64) -> Option<u64> {
-        self.tracker.blocks[&hash].ours
+        self.tracker.blocks[&hash].ours.map(NonZeroU64::get)
     }
 }
 

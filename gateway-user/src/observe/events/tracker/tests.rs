@@ -184,10 +184,19 @@ fn memory_is_bounded() {
     assert_eq!((tracker.blocks.len(), tracker.knowledge()), (MAX_BLOCKS, Knowledge::All));
     let change = feed(&mut tracker, 1, &[stored(&[u64::MAX], None)]);
     assert_eq!((tracker.blocks.len(), change.knowledge), (0, Knowledge::Recent));
+    // In a single event, as in several.
+    let hashes: Vec<u64> = (0..3 * MAX_BLOCKS as u64).collect();
+    let mut tips = Vec::new();
+    let mut greedy = Tracker::default();
+    let Ok(batch) = Batch::read(&payload(&[stored(&hashes, None)])) else { panic!("a batch") };
+    let [Event::Stored(all)] = &batch.events[..] else { panic!("{:?}", batch.events.len()) };
+    greedy.stored(all, &mut tips);
+    assert!((1 << 24..35_000_000).contains(&greedy.bytes()), "{}", greedy.bytes());
 
     let single: Vec<Value> = (0..MAX_TIPS as u64 + 5).map(|n| stored(&[n], None)).collect();
     feed(&mut tracker, 2, &single);
     assert_eq!(tracker.tips.len(), MAX_TIPS);
+    assert!((1 << 20..4_000_000).contains(&tracker.bytes()), "{}", tracker.bytes());
     assert_eq!(tracker.tips[0].hash, 5);
 }
 
