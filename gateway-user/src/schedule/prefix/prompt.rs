@@ -5,7 +5,8 @@
 //! common than there is when only the tools agree; the other way round we would see more than there is, and send
 //! requests after a cache that does not have them.) What stands for the same prompt gives the same bytes: blanks, the
 //! order of fields, the form of escapes, a content as text or as a list of one text make no difference. Media count as
-//! as many tokens as they will be about, of a content that is known by its hash.
+//! as many tokens as they will be about, of a content that is known by its hash; many that are named in a few letters
+//! each count less, as a small body could make the index forget all else.
 //!
 //! A block is `block_tokens` times [`BYTES_PER_TOKEN`] of these bytes. Its hash is chained to the one before, the first to the
 //! model, the adapter and the salt.
@@ -61,7 +62,7 @@ impl Prompt {
         let block_bytes = scope.block_tokens as usize * BYTES_PER_TOKEN;
         let head_bytes = HEAD_TOKENS * BYTES_PER_TOKEN;
         let chain = Chain::new(secret, block_bytes, head_bytes, &spell(scope, &salts));
-        let mut writer = Writer { chain, secret, depth: 0 };
+        let mut writer = Writer { chain, secret, depth: 0, media_bytes: MEDIA_BYTES };
 
         for system in [Part::System, Part::Instructions].into_iter().filter_map(value) {
             writer.chain.write(&START);
@@ -147,6 +148,8 @@ struct Writer<'a> {
     secret: &'a Secret,
     /// How far in the value at hand is.
     depth: u32,
+    /// Bytes that media may come to beyond what their own length allows, all together.
+    media_bytes: usize,
 }
 
 impl<'a> Writer<'a> {
@@ -261,8 +264,11 @@ impl<'a> Writer<'a> {
         match value.peek() {
             Some(b'"') => {
                 let raw = value.raw_text();
-                let tokens = media.tokens(raw.len());
-                self.chain.fill(self.secret.hash(raw), tokens * BYTES_PER_TOKEN);
+                let bytes = media.tokens(raw.len()) * BYTES_PER_TOKEN;
+                let own = bytes.min(raw.len() * MEDIA_GROWTH);
+                let more = (bytes - own).min(self.media_bytes);
+                self.media_bytes -= more;
+                self.chain.fill(self.secret.hash(raw), own + more);
             }
             Some(b'[') => {
                 value.enter();
@@ -337,6 +343,12 @@ const MEDIA: [&[u8]; 11] = [
     b"video",
     b"video_url",
 ];
+
+/// How many times as long as the string that holds or names them media may be in the blocks.
+const MEDIA_GROWTH: usize = 64;
+
+/// Bytes in the blocks that media may have beyond that, all of a body together: 16 images of short addresses.
+const MEDIA_BYTES: usize = 64 << 10;
 
 /// Fields of a message ahead of its role that can wait for it.
 const WAITING: usize = 4;

@@ -264,8 +264,9 @@ fn tokens_are_estimated() {
 
 #[test]
 fn what_is_hashed_is_bounded() {
-    let image = r#"{"type":"image_url","image_url":{"url":"a"}},"#.repeat(10_000);
-    let body = format!(r#"{{"messages":[{{"role":"user","content":[{image}1]}}]}}"#);
+    let image = format!(r#"{{"type":"image_url","image_url":{{"url":"{}"}}}},"#, "a".repeat(64));
+    let body =
+        format!(r#"{{"messages":[{{"role":"user","content":[{}1]}}]}}"#, image.repeat(9_000));
     let prompt = read_as(&body, &Scope { block_tokens: 64, ..SCOPE });
     assert_eq!(prompt.blocks.len(), super::super::MAX_BLOCKS);
     let text = "x".repeat(10_000_000);
@@ -273,6 +274,27 @@ fn what_is_hashed_is_bounded() {
         read_as(&format!(r#"{{"prompt":"{text}"}}"#), &Scope { block_tokens: 64, ..SCOPE });
     assert_eq!(prompt.blocks.len(), super::super::MAX_BLOCKS);
     assert_eq!(prompt.tokens, 2_500_001, "of all of it");
+}
+
+#[test]
+fn small_bodies_do_not_make_many_blocks_of_media() {
+    let scope = Scope { block_tokens: 64, ..SCOPE };
+    let of = |count: usize| {
+        let videos = vec![r#""a""#; count].join(",");
+        let body =
+            format!(r#"{{"messages":[{{"role":"user","content":[{{"video":[{videos}]}}]}}]}}"#);
+        let prompt = read_as(&body, &scope);
+        let most = MEDIA_BYTES + MEDIA_GROWTH * body.len();
+        assert!(prompt.blocks.len() * 64 * BYTES_PER_TOKEN <= most, "{count}: {most}");
+        assert!(prompt.tokens as usize * BYTES_PER_TOKEN <= most, "{count}: {most}");
+        prompt
+    };
+    // A few short addresses are as long as ever.
+    assert!((4 * 4096..4 * 4096 + 64).contains(&of(4).tokens));
+    let (some, more) = (of(300), of(400));
+    assert!(some.tokens > of(4).tokens && more.tokens > some.tokens);
+    // What comes behind does not change what was ahead.
+    assert_eq!(some.blocks[..], more.blocks[..some.blocks.len()]);
 }
 
 #[test]
