@@ -32,7 +32,7 @@ pub struct Observation {
     pub tokens: u64,
     /// When the request was sent to the pod.
     pub sent: Instant,
-    /// When the answer's first content came.
+    /// When the answer's first content came; of one in a single piece, when that came.
     pub answered: Instant,
 }
 
