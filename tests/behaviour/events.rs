@@ -29,6 +29,8 @@ impl events::Sink for Sink {
         let _ = self.0.send(Told::Changed(change.clone()));
     }
 
+    fn takes(&self, _bytes: usize) {}
+
     fn learned(&self, recognised: bool) {
         let _ = self.0.send(Told::Learned(recognised));
     }
