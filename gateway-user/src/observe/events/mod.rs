@@ -16,8 +16,8 @@
 //!
 //! Exact is
 //!
-//! - that a pod's cache was emptied, or the pod restarted: the index forgets all of its blocks;
-//! - which blocks of tokens were stored and removed since the first message or the last gap, and with [`Knowledge::All`] how
+//! - that a pod's cache was emptied, or the pod restarted and counts from 0 again: the index forgets all of its blocks;
+//! - which blocks of tokens were stored and removed since the first message, the last gap or the last cut, and with [`Knowledge::All`] how
 //!   many tokens the pod holds. The index never takes it to hold clearly more, once the pod has removed any.
 //!
 //! A guess is
