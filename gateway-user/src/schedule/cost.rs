@@ -216,7 +216,7 @@ pub fn cost(
     let cost = preset.first * (estimate.first() + loading + crowding + joined + NEXT * own)
         + preset.token * output * estimate.token
         + preset.others * others;
-    let cost = cost * (1.0 + doubt(pod.age, stale_after));
+    let cost = cost * (1.0 + doubt(pod, stale_after));
     // Weights are as configured; nothing else could make it senseless.
     if cost >= 0.0 { cost.min(MOST_COST) } else { MOST_COST }
 }
@@ -285,11 +285,14 @@ fn load(adapter: AdapterFit) -> f32 {
     }
 }
 
-/// What is added to the cost of a pod whose signals grow old: nothing while scrapes come as they should.
-fn doubt(age: Option<Duration>, stale_after: Duration) -> f32 {
-    let Some(age) = age else { return 0.0 };
+/// What is added to the cost of a pod whose signals say little: nothing while scrapes come as they should.
+fn doubt(pod: &PodView, stale_after: Duration) -> f32 {
+    let Some(age) = pod.age else { return 0.0 };
     let share = age.as_secs_f32() / stale_after.as_secs_f32().max(1e-3);
-    (share.min(1.0) - 0.5).max(0.0)
+    let old = (share.min(1.0) - 0.5).max(0.0);
+    // What it is taken to run is a guess, and it must not come before one that says so.
+    let is_silent = pod.signals.running.is_none() && pod.signals.waiting.is_none();
+    if is_silent { old.max(SILENT) } else { old }
 }
 
 /// Requests that this gateway has at a pod and that its last scrape shows.
@@ -324,6 +327,9 @@ const MOST_AGE: f32 = 60.0;
 /// Half of an answer is still to come on average, and half of those that run end before that matters.
 const GROWTH: f32 = 0.25;
 
+/// How much dearer a pod is that tells neither what it runs nor what waits there.
+const SILENT: f32 = 0.25;
+
 /// A KV cache without room for another request.
 const FULL: f32 = 0.9;
 
@@ -354,6 +360,7 @@ const MOST_COST: f32 = 1e9;
 mod tests {
     use super::*;
     use crate::schedule::speed::{Line, Speed};
+    use crate::schedule::tests::idle;
     use crate::schedule::view::{Others, Own, Since};
 
     /// A pod with round numbers: 1,000 prompt tokens a second and 10 ms a token, 1 ms more for each sequence.
@@ -572,9 +579,18 @@ mod tests {
     fn old_signals_are_doubted() {
         let stale = Duration::from_secs(2);
         for (age, expected) in [(0, 0.0), (1000, 0.0), (1500, 0.25), (2000, 0.5), (9000, 0.5)] {
-            assert!(is_near(doubt(Some(Duration::from_millis(age)), stale), expected), "{age}");
+            assert!(
+                is_near(
+                    doubt(&PodView { age: Some(Duration::from_millis(age)), ..idle() }, stale),
+                    expected
+                ),
+                "{age}"
+            );
         }
-        assert_eq!(doubt(None, stale), 0.0);
+        assert_eq!(doubt(&PodView { age: None, ..idle() }, stale), 0.0);
+        let silent = PodView { signals: Signals::default(), ..idle() };
+        assert_eq!(doubt(&PodView { age: Some(Duration::ZERO), ..silent }, stale), SILENT);
+        assert_eq!(doubt(&PodView { age: Some(stale), ..silent }, stale), 0.5);
     }
 
     #[test]
