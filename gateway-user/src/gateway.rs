@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::error::Refusal;
 use crate::flow::path::Paths;
 use crate::metrics::{Build, Format, GatewayMetrics, Metrics, PodSample};
-use crate::pool::Pool;
+use crate::pool::{Member, Pool};
 use crate::route::Routes;
 
 /// The daemon's shared state.
@@ -57,8 +57,8 @@ pub struct Admission(Arc<Gateway>);
 pub struct RequestId(Box<str>);
 
 impl Gateway {
-    /// The state of a daemon that is about to start.
-    pub fn new(config: Config, paths: Paths, seed: u64) -> Self {
+    /// The state of a daemon that is about to start; `member`: as one of several gateways.
+    pub fn new(config: Config, paths: Paths, seed: u64, member: Option<&Member>) -> Self {
         // The metrics show the pools, and the pools count into the metrics.
         let shown: Arc<OnceLock<Vec<Arc<Pool>>>> = Arc::default();
         let metrics = Metrics::new(BUILD, {
@@ -69,7 +69,7 @@ impl Gateway {
             .zip(0..)
             .map(|(scheduler, index)| {
                 let counted = metrics.pool(&scheduler.name);
-                Arc::new(Pool::new(scheduler, counted, seed.wrapping_add(index)))
+                Arc::new(Pool::new(scheduler, counted, seed.wrapping_add(index), member))
             })
             .collect();
         let _ = shown.set(pools.clone());

@@ -9,19 +9,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 use tracing::warn;
 
+pub use self::peers::{INTERVAL, Member};
 pub use self::pod::{Answered, Place, Pod, PodId};
 
 mod cache;
 mod learned;
+mod peers;
 mod pod;
 mod queue;
 
 use self::cache::{Cache, Share};
 use self::learned::{Learned, Ratio};
+use self::peers::Exchange;
 use self::queue::Queue;
 use crate::config::{EventSource, MetricsSource, Scheduler};
 use crate::metrics::PoolMetrics;
@@ -29,7 +32,7 @@ use crate::observe::events::{Held, Observation};
 use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
 use crate::request::scan::Parts;
 use crate::schedule::filter::{self, Excess, Tier};
-use crate::schedule::prefix::{self, Matches, Prompt, Slot};
+use crate::schedule::prefix::{self, Matches, Prompt, Secret, Slot};
 use crate::schedule::{
     self, AdapterFit, Demand, NoPod, Others, Picker, PodView, Policy, Profile, Scorer, Scratch,
     Sent, Signals, ledger,
@@ -63,6 +66,8 @@ pub struct Pool {
     learned: Arc<Mutex<Learned>>,
     cache: Arc<Cache>,
     queue: Arc<Queue>,
+    /// Told of each dispatch, where other gateways want to know.
+    dispatched: Option<Arc<Notify>>,
     /// How long a request may wait for a place.
     patience: Duration,
     /// Ledgers count the time from here.
@@ -139,6 +144,8 @@ struct Inner {
     views: Vec<PodView>,
     scratch: Scratch,
     matches: Matches,
+    /// What other gateways are told, and have told; none where there are none.
+    exchange: Option<Exchange>,
     /// Requests so far whose prompt no pod had cached.
     cold: u64,
     /// By how much the pods were too full for the last request that was refused for that.
@@ -198,13 +205,18 @@ enum Reach {
 }
 
 impl Pool {
-    /// A pool of the configured pods; nothing is known of them yet.
-    pub fn new(scheduler: &Scheduler, metrics: Arc<PoolMetrics>, seed: u64) -> Self {
-        let cache = Cache::new();
+    /// A pool of the configured pods; nothing is known of them yet. `member`: where other gateways have it too.
+    pub fn new(
+        scheduler: &Scheduler,
+        metrics: Arc<PoolMetrics>,
+        seed: u64,
+        member: Option<&Member>,
+    ) -> Self {
+        let cache = Cache::new(member.map_or_else(Secret::random, |member| member.secret.clone()));
         let capacity = prefix::capacity(None, cache.block_tokens());
         metrics.set_prefix_index(&cache.index);
         let queue = Arc::new(Queue::new(metrics.queued.clone()));
-        let pods = scheduler
+        let pods: Vec<_> = scheduler
             .pods
             .iter()
             .map(|pod| {
@@ -234,6 +246,10 @@ impl Pool {
                 }
             })
             .collect();
+        let exchange = member.map(|member| {
+            let keys = pods.iter().map(|entry: &Entry| entry.pod.key);
+            Exchange::new(&scheduler.name, member.me, keys)
+        });
         Self {
             name: scheduler.name.as_str().into(),
             model: scheduler.model_name.as_str().into(),
@@ -255,6 +271,7 @@ impl Pool {
                 views: Vec::new(),
                 scratch: Scratch::default(),
                 matches: Matches::default(),
+                exchange,
                 cold: 0,
                 excess: Excess::default(),
                 rng: fastrand::Rng::with_seed(seed),
@@ -264,6 +281,7 @@ impl Pool {
             learned: Arc::default(),
             cache: Arc::new(cache),
             queue,
+            dispatched: member.map(|member| Arc::clone(&member.dispatched)),
             patience: scheduler.admission_wait,
             epoch: Instant::now(),
         }
@@ -286,7 +304,7 @@ impl Pool {
         // Metrics that take too long do not prove a pod dead: servers have been seen to answer requests and
         // nothing else while they are overloaded. Before all are sent away, those are tried.
         inner.look(ask, &expected, &self.cache, true, now, at);
-        let Inner { pods, views, scratch, matches, cold, excess, rng, .. } = &mut *inner;
+        let Inner { pods, views, scratch, matches, exchange, cold, excess, rng, .. } = &mut *inner;
         let pick = match schedule::pick(views, &demand, &self.profile, rng, scratch) {
             Ok(pick) => pick,
             Err(none) => {
@@ -302,7 +320,14 @@ impl Pool {
         if let Some(adapter) = ask.adapter {
             entry.sent_adapter(adapter);
         }
-        if matches.most() == 0 {
+        let known_blocks = entry.slot.map_or(0, |slot| matches.blocks(slot));
+        let mut most = matches.most();
+        if let Some(exchange) = exchange {
+            most = most.max(exchange.most());
+            let told = entry.slot.map_or(0, |slot| exchange.blocks(slot));
+            exchange.sent(entry.pod.key, &ask.prompt.blocks, known_blocks.max(told), most);
+        }
+        if most == 0 {
             *cold += 1;
             entry.last_used = *cold;
         }
@@ -318,6 +343,9 @@ impl Pool {
         }
         drop(ledger);
         entry.pod.take();
+        if let Some(dispatched) = &self.dispatched {
+            dispatched.notify_one();
+        }
         self.metrics.placed(demand.prompt_tokens, view.cached_tokens);
         Ok(Place {
             pod: Arc::clone(&entry.pod),
@@ -327,7 +355,7 @@ impl Pool {
             learned: Arc::clone(&self.learned),
             cache: Arc::clone(&self.cache),
             slot: entry.slot.filter(|_| fits),
-            known_blocks: entry.slot.map_or(0, |slot| matches.blocks(slot)),
+            known_blocks,
             keeps_session: self.keeps_sessions,
             queue: Arc::clone(&self.queue),
             epoch: self.epoch,
@@ -682,14 +710,23 @@ impl Inner {
         now: Instant,
         at: Duration,
     ) {
-        let Self { pods, views, matches, .. } = self;
+        let Self { pods, views, matches, exchange, .. } = self;
         cache.index.matched(&ask.prompt.blocks, matches);
+        if let Some(exchange) = exchange {
+            exchange.find(&ask.prompt.blocks, &cache.index);
+        }
+        let exchange = exchange.as_ref();
         let with_silent = with_silent && !pods.iter().any(|entry| entry.ready(now));
         views.clear();
         views.extend(pods.iter().map(|entry| {
             let view = entry.view(ask, now, at);
-            let blocks = entry.slot.map_or(0, |slot| matches.blocks(slot));
+            let blocks = entry.slot.map_or(0, |slot| {
+                let told = exchange.map_or(0, |exchange| exchange.blocks(slot));
+                matches.blocks(slot).max(told)
+            });
             PodView {
+                others: exchange
+                    .map_or_else(Others::default, |exchange| exchange.others(view.key, at)),
                 ready: view.ready || with_silent && entry.is_silent(),
                 cached_tokens: expected.cached(blocks),
                 ..view
@@ -711,6 +748,10 @@ impl Inner {
             .iter()
             .map(|entry| (entry.pod.gpu.as_deref(), entry.pod.ledger.lock()))
             .collect();
+        if let Some(exchange) = &mut self.exchange {
+            let keys = self.pods.iter().map(|entry| entry.pod.key);
+            exchange.teach(keys.zip(ledgers.iter_mut().map(|(_, ledger)| &mut **ledger)), at);
+        }
         ledger::share(ledgers.iter_mut().map(|(gpu, ledger)| (*gpu, &mut **ledger)), at);
     }
 }

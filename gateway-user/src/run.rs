@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use crate::admin::{self, Admin};
 use crate::config::{Config, Loaded, Scheduler, VirtualAddress};
 use crate::direct::Exclusive;
+use crate::exchange::Exchange;
 use crate::flow::path::Paths;
 use crate::gateway::Gateway;
 use crate::kernel::Flows;
@@ -59,6 +60,9 @@ async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandl
         true => ask_predecessor(config.admin).await?,
         false => (None, Inherited::default()),
     };
+    let exchange = config.exchange.as_ref();
+    let exchange =
+        exchange.map(|exchange| Exchange::open(exchange, predecessor.is_some())).transpose()?;
     let mut bound = bind_listeners(&config, workers, &mut inherited)?;
     let admin = match inherited.take_admin(config.admin) {
         Some(socket) => socket,
@@ -70,9 +74,13 @@ async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandl
     }
     drop(inherited);
     let paths = Paths::start(&config, &ports(&bound));
-    let gateway = Arc::new(Gateway::new(config, paths, fastrand::u64(..)));
+    let member = exchange.as_ref().map(Exchange::member);
+    let gateway = Arc::new(Gateway::new(config, paths, fastrand::u64(..), member));
     let changed = Rc::new(Notify::new());
     watch_pods(&gateway, &changed);
+    if let Some(exchange) = exchange {
+        exchange.start(&gateway);
+    }
     if predecessor.is_some() {
         // It serves meanwhile, and knows the adapters, which this one has to learn first.
         see_pods(&gateway).await;

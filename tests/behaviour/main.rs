@@ -21,6 +21,7 @@ mod demo;
 mod direct;
 mod disconnects;
 mod events;
+mod exchange;
 mod flows;
 mod framing;
 mod herding;

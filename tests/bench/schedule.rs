@@ -66,7 +66,7 @@ fn decision(bencher: Bencher<'_, '_>, pods: usize) {
     );
     let config = config::parse(&text, "bench.yaml").unwrap().config;
     let metrics = Metrics::new(Build { version: "0", revision: "0" }, Vec::new);
-    let pool = Pool::new(&config.schedulers[0], metrics.pool("pool"), 3);
+    let pool = Pool::new(&config.schedulers[0], metrics.pool("pool"), 3, None);
     let now = Instant::now();
     let mut rng = fastrand::Rng::with_seed(1);
     for pod in pool.pods() {

@@ -19,7 +19,7 @@ use super::shape::Shape;
 use super::tree::Node;
 use super::units::Size;
 use super::{
-    Config, EventSource, Kernel, Limits, Listener, Loaded, MetricsSource, NamedFile, Pod,
+    Config, EventSource, Exchange, Kernel, Limits, Listener, Loaded, MetricsSource, NamedFile, Pod,
     Saturation, Scheduler, Steering, VirtualAddress,
 };
 use crate::schedule::Policy;
@@ -99,6 +99,9 @@ impl Builder<'_> {
             limits: self.limits(&spec.limits, spec.bbr.max_request_body_bytes, &path),
             schedulers: self.schedulers(spec.schedulers, &mut profiles, &path.field("schedulers")),
             profiles,
+            exchange: spec
+                .exchange
+                .map(|exchange| self.exchange(exchange, &path.field("exchange"))),
             workers: usize::try_from(spec.workers).unwrap_or(usize::MAX),
             access_log: spec.access_log,
             explain_header: spec.debug.explain_header,
@@ -117,6 +120,30 @@ impl Builder<'_> {
             local: paths.contains(&document::FlowPath::Local),
             splice: paths.contains(&document::FlowPath::Splice),
         }
+    }
+
+    fn exchange(&mut self, exchange: document::Exchange, path: &Path) -> Exchange {
+        let document::Exchange { address, port, peers, key_file } = exchange;
+        let path = path.field("peers");
+        let mut places = Taken::default();
+        let mut effective = Vec::new();
+        for (index, peer) in peers.iter().enumerate() {
+            let path = path.index(index);
+            let place = peer.parse::<SocketAddr>().ok();
+            let place = place.map(|place| SocketAddr::new(place.ip().to_canonical(), place.port()));
+            match place.filter(|place| place.port() != 0 && can_connect(place.ip())) {
+                Some(place) if self.take(&mut places, place, &path, &[]) => effective.push(place),
+                Some(_) => {}
+                None => {
+                    let text = format!(
+                        "{} is not the address and port of a gateway, such as `10.0.0.12:9903`",
+                        quoted(peer)
+                    );
+                    self.fail(&path, &[], text);
+                }
+            }
+        }
+        Exchange { address: SocketAddr::new(address, port), peers: effective, key_file }
     }
 
     fn check_bbr(&mut self, spec: &document::Spec, path: &Path) {

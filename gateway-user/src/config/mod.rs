@@ -144,6 +144,8 @@ pub struct Config {
     pub schedulers: Vec<Scheduler>,
     /// Profiles besides the built-in ones, by name, that schedulers may use.
     pub profiles: Vec<(String, Policy)>,
+    /// The gateways that this one tells what it has in flight, and hears. Default: none.
+    pub exchange: Option<Exchange>,
     /// Worker threads; 0 is one for each core.
     pub workers: usize,
     /// One log line for each request that reached a pool. Default: no.
@@ -174,6 +176,17 @@ pub struct VirtualAddress {
     pub prefix: u8,
     /// The port.
     pub port: u16,
+}
+
+/// Gateways that tell each other what they have in flight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exchange {
+    /// Where the others are heard, by UDP. Default `0.0.0.0:9903`.
+    pub address: SocketAddr,
+    /// Where they hear; this gateway may be among them.
+    pub peers: Vec<SocketAddr>,
+    /// The file with the key that all have.
+    pub key_file: String,
 }
 
 /// What the kernel may do.

@@ -2,9 +2,9 @@
 //! configuration.
 
 use super::document::{
-    Admin, ApiVersion, AppProtocol, Bbr, Debugging, FlowPath, InferenceGatewayConfig, Kernel, Kind,
-    KvEvents, Limits, Listener, Metadata, Metrics, Mode, Pod, Protocol, SaturationLimits,
-    Scheduler, Spec, VirtualAddress,
+    Admin, ApiVersion, AppProtocol, Bbr, Debugging, Exchange, FlowPath, InferenceGatewayConfig,
+    Kernel, Kind, KvEvents, Limits, Listener, Metadata, Metrics, Mode, Pod, Protocol,
+    SaturationLimits, Scheduler, Spec, VirtualAddress,
 };
 use super::units::{Block, KubeDuration, Size};
 use super::{Config, EventSource, MetricsSource, policy};
@@ -54,6 +54,7 @@ impl Config {
                 .collect(),
             },
             limits: limits(&self.limits),
+            exchange: self.exchange.as_ref().map(exchange),
             workers: count(self.workers),
             access_log: self.access_log,
             debug: Debugging { explain_header: self.explain_header },
@@ -95,6 +96,16 @@ fn limits(limits: &super::Limits) -> Limits {
         stream_idle_timeout: KubeDuration(limits.stream_idle_timeout),
         max_attempts: limits.max_attempts,
         drain_timeout: KubeDuration(limits.drain_timeout),
+    }
+}
+
+fn exchange(exchange: &super::Exchange) -> Exchange {
+    let super::Exchange { address, peers, key_file } = exchange;
+    Exchange {
+        address: address.ip(),
+        port: address.port(),
+        peers: peers.iter().map(ToString::to_string).collect(),
+        key_file: key_file.clone(),
     }
 }
 

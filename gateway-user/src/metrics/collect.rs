@@ -59,6 +59,7 @@ impl Collector for Exposition {
         direct(&mut writer, &pods, &self.shared.pools.read())?;
         events(&mut writer, &self.shared.pools.read())?;
         flow(&mut writer, &self.shared.gateway)?;
+        exchange(&mut writer, &self.shared)?;
         let build = &self.shared.build;
         writer
             .family(&metric::BUILD)?
@@ -191,6 +192,18 @@ fn flow(writer: &mut Writer<'_, '_>, gateway: &GatewayMetrics) -> fmt::Result {
         family.add_each(Some(path.as_str()), reasons)?;
     }
     writer.family(&metric::FLOW_BYTES)?.add_each(None, &gateway.bytes)
+}
+
+fn exchange(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {
+    let mut family = writer.family(&metric::EXCHANGE_PEERS)?;
+    for (name, pool) in &*shared.pools.read() {
+        if let Some(peers) = pool.peers.get() {
+            family.add(&[name], peers)?;
+        }
+    }
+    let mut family = writer.family(&metric::EXCHANGE_DATAGRAMS)?;
+    let counted = shared.gateway.datagrams.get();
+    counted.map_or(Ok(()), |counted| family.add_each(None, counted))
 }
 
 /// Over the pods whose usage is known; `None` without any.

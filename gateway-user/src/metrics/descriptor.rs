@@ -159,6 +159,11 @@ describe! {
     /// Bytes of answers' bodies with their framing, by what carried them.
     FLOW_BYTES: Counter "flow_bytes" ["path"];
 
+    /// Gateways with this pool that are heard.
+    EXCHANGE_PEERS: Gauge "exchange_peers" ["pool"];
+    /// Datagrams of the exchange between gateways, by what became of them.
+    EXCHANGE_DATAGRAMS: Counter "exchange_datagrams" ["result"];
+
     /// Always 1; its labels say what is running.
     BUILD: Gauge "build_info" ["version", "revision"];
 }

@@ -1,12 +1,14 @@
 //! The handles that belong to no pool.
 
+use std::sync::OnceLock;
+
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-use super::labels::{Arrival, ByLabel, Outcome, Path, PathReason, Refusal};
+use super::labels::{Arrival, ByLabel, Datagram, Outcome, Path, PathReason, Refusal};
 use super::pool::{count, raise};
 use super::record::Record;
 use super::window::Window;
@@ -26,6 +28,7 @@ pub struct GatewayMetrics {
     pub(super) refused: ByLabel<Refusal, Counter>,
     pub(super) responses: ByLabel<Path, ByLabel<PathReason, Counter>>,
     pub(super) bytes: ByLabel<Path, Counter>,
+    pub(super) datagrams: OnceLock<ByLabel<Datagram, Counter>>,
     recent: Mutex<Window>,
     start: Instant,
 }
@@ -42,6 +45,7 @@ impl GatewayMetrics {
             refused: ByLabel::default(),
             responses: ByLabel::default(),
             bytes: ByLabel::default(),
+            datagrams: OnceLock::new(),
             recent: Mutex::default(),
             start: Instant::now(),
         }
@@ -50,6 +54,11 @@ impl GatewayMetrics {
     /// Counts a request that was refused before it came to a pool.
     pub fn refused(&self, reason: Refusal) {
         count(self.refused.get(reason));
+    }
+
+    /// Counts a datagram of the exchange between gateways. Its series begin with the first call.
+    pub fn datagram(&self, became: Datagram) {
+        count(self.datagrams.get_or_init(ByLabel::default).get(became));
     }
 
     /// Takes what the kernel has counted since the start: workers' sockets passed over, and

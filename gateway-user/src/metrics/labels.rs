@@ -163,6 +163,22 @@ labels! {
         Userspace = "userspace",
     }
 
+    /// What became of a datagram of the exchange between gateways.
+    Datagram {
+        /// Sent to a peer.
+        Sent = "sent",
+        /// It could not be sent.
+        Unsent = "unsent",
+        /// Heard, and taken in.
+        Taken = "taken",
+        /// Signed, but the gateway's own, of a pool that it does not have, or older than one before.
+        Passed = "passed",
+        /// Not signed with the key, or cut.
+        Refused = "refused",
+        /// Signed, but not readable: of another version.
+        Malformed = "malformed",
+    }
+
     /// Why a scrape told nothing.
     ScrapeFailure {
         /// No connection.

@@ -1,4 +1,4 @@
-//! Every metric of the gateway: of pods, pools, the gateway, steering and flows.
+//! Every metric of the gateway: of pods, pools, the gateway, steering, flows and the exchange.
 //!
 //! The one module that knows names of metrics and labels. Others hold handles ([`PoolMetrics`],
 //! [`GatewayMetrics`], [`ListenerMetrics`]) and call them with typed values, so nothing that a peer
@@ -29,7 +29,8 @@ pub use events::EventMetrics;
 pub use format::Format;
 pub use gateway::{GatewayMetrics, ListenerMetrics};
 pub use labels::{
-    Arrival, Label, Outcome, Path, PathReason, Recognition, Refusal, Rejection, ScrapeFailure,
+    Arrival, Datagram, Label, Outcome, Path, PathReason, Recognition, Refusal, Rejection,
+    ScrapeFailure,
 };
 pub use pool::PoolMetrics;
 pub use record::Record;

@@ -39,6 +39,7 @@ pub struct PoolMetrics {
     pub(super) scrape_failures: ByLabel<ScrapeFailure, Counter>,
     pub(super) direct: OnceLock<Direct>,
     pub(super) events: OnceLock<EventMetrics>,
+    pub(super) peers: OnceLock<Gauge>,
 }
 
 /// What is counted of a pool that takes whole connections.
@@ -72,6 +73,7 @@ impl PoolMetrics {
             scrape_failures: ByLabel::default(),
             direct: OnceLock::new(),
             events: OnceLock::new(),
+            peers: OnceLock::new(),
         }
     }
 
@@ -145,6 +147,11 @@ impl PoolMetrics {
     /// What is counted of its pods' KV events. Its series begin with the first call.
     pub fn events(&self) -> &EventMetrics {
         self.events.get_or_init(EventMetrics::default)
+    }
+
+    /// Says how many gateways with this pool are heard. Its series begins with the first call.
+    pub fn peers(&self, heard: usize) {
+        self.peers.get_or_init(Gauge::default).set(i64::try_from(heard).unwrap_or(i64::MAX));
     }
 
     /// Counts a scrape of one of its pods that told nothing.

@@ -283,6 +283,7 @@ fn the_docs_list_every_value_of_a_label() {
         texts::<Arrival>(),
         texts::<ScrapeFailure>(),
         texts::<Recognition>(),
+        texts::<Datagram>(),
     ];
     for text in all.concat() {
         assert!(page.contains(&format!("`{text}`")), "docs/metrics.md does not explain `{text}`");
@@ -358,5 +359,7 @@ fn full() -> Metrics {
     gateway.steering_enabled.set(1);
     gateway.steered(2, 1);
     gateway.refused(Refusal::UnknownModel);
+    gateway.datagram(Datagram::Taken);
+    pool.peers(1);
     metrics
 }

@@ -22,10 +22,10 @@ pub(super) struct Cache {
 
 impl Cache {
     /// Nothing is known of any pod.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(secret: Secret) -> Self {
         Self {
             index: Arc::new(Index::new()),
-            secret: Secret::random(),
+            secret,
             block_tokens: AtomicU32::new(block_tokens([])),
             ratio: AtomicU32::new(1.0_f32.to_bits()),
             applied: AtomicU32::new(1.0_f32.to_bits()),

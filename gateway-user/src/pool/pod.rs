@@ -273,9 +273,13 @@ impl Drop for Place {
     }
 }
 
-/// A hash of an address that is the same everywhere and for ever (FNV-1a).
 fn key(address: SocketAddr) -> u64 {
-    address.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+    hash(&address.to_string())
+}
+
+/// A hash of a text that is the same everywhere and for ever (FNV-1a).
+pub(super) fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }

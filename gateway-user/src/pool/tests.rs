@@ -17,7 +17,7 @@ pub(crate) fn pool(count: u16, lines: &str) -> Pool {
     );
     let config = crate::config::parse(&text, "test.yaml").unwrap().config;
     let metrics = Metrics::new(Build { version: "0", revision: "0" }, Vec::new);
-    Pool::new(&config.schedulers[0], metrics.pool("pool"), 7)
+    Pool::new(&config.schedulers[0], metrics.pool("pool"), 7, None)
 }
 
 /// An idle vLLM.

@@ -114,6 +114,10 @@ pub struct Spec {
     /// How long, how much, how often.
     #[serde(default)]
     pub limits: Limits,
+    /// Other gateways before the same pods, told what this one has in flight there and telling it the same. Without
+    /// it, each gateway sees of the others' requests what the pods' metrics show.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<Exchange>,
     /// Worker threads; 0 is one for each core.
     #[serde(default)]
     #[schemars(range(min = 0, max = 1024))]
@@ -365,6 +369,37 @@ impl Default for Limits {
             max_attempts: 3,
             drain_timeout: seconds(30),
         }
+    }
+}
+
+/// Gateways that tell each other what they have in flight, by UDP. All that they say is signed with one key.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Exchange {
+    /// The address to hear the others at.
+    #[serde(default = "Exchange::address")]
+    #[schemars(extend("format" = "ip"))]
+    pub address: IpAddr,
+    /// The UDP port there.
+    #[serde(default = "Exchange::port")]
+    #[schemars(range(min = 1, max = 65535), extend("format" = "port"))]
+    pub port: u16,
+    /// The others, as `ip:port`. This gateway may be among them, so that all can have the same list.
+    #[schemars(length(min = 1, max = 64), inner(length(min = 3, max = 64)), extend("x-example" = ["10.0.0.12:9903"]))]
+    pub peers: Vec<String>,
+    /// A file with the key that all of them have, at least 16 bytes; read at start. Who else has it can mislead them about
+    /// the pods' load and caches.
+    #[schemars(length(min = 2, max = 4096), extend("format" = "path", "x-example" = "/etc/sluice/exchange.key"))]
+    pub key_file: String,
+}
+
+impl Exchange {
+    fn address() -> IpAddr {
+        Ipv4Addr::UNSPECIFIED.into()
+    }
+
+    fn port() -> u16 {
+        9903
     }
 }
 

@@ -31,7 +31,8 @@ impl Secret {
         Hasher::oneshot_with_secret(&self.0, bytes).unwrap_or_default()
     }
 
-    fn from_words(mut word: impl FnMut(usize) -> u64) -> Self {
+    /// Of 64 bits for each place.
+    pub fn from_words(mut word: impl FnMut(usize) -> u64) -> Self {
         let mut bytes = [0; DEFAULT_SECRET_LENGTH];
         for (place, chunk) in bytes.chunks_mut(8).enumerate() {
             let word = word(place).to_le_bytes();
