@@ -2,8 +2,8 @@
 //!
 //! A datagram is a pool's message ([`crate::schedule::exchange`]) and the first half of its HMAC-SHA256. What is
 //! not signed is counted and dropped before it is read. Nothing here waits for a peer or answers one: what is lost is
-//! told again 20 ms later. A datagram that somebody recorded and sends again counts as what it says for a quarter of
-//! a second at most, and not at all while its sender is heard. What is told is not secret: numbers and hashes.
+//! told again 20 ms later. Nothing tells when a datagram was made: who records one can send it again once its sender
+//! is silent, and it counts for as long as he repeats it. What is told is no secret: numbers and hashes.
 
 use std::fs::File;
 use std::io::{self, Read as _};
