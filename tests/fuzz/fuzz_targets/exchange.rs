@@ -18,7 +18,9 @@ fuzz_target!(|input: &[u8]| {
         let (datagram, behind) = behind.split_at(length);
         rest = behind;
         let Some(mut message) = decode(datagram) else { continue };
-        assert!(message.loads.len() + message.speeds.len() + message.chains.len() <= datagram.len());
+        assert!(
+            message.loads.len() + message.speeds.len() + message.chains.len() <= datagram.len()
+        );
         // Most inputs are about a pool that there is.
         message.pool = pool;
         peers.receive(&message, now);
