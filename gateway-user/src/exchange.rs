@@ -1,8 +1,8 @@
 //! The exchange between gateways on the wire: UDP datagrams, each signed with the key that all gateways have.
 //!
 //! A datagram is a pool's message ([`crate::schedule::exchange`]) and the first half of its HMAC-SHA256. What is
-//! not signed is counted and dropped before it is read. Nothing here waits for a peer or answers one: what is lost is
-//! told again 20 ms later. Nothing tells when a datagram was made: who records one can send it again once its sender
+//! not signed is counted and dropped before it is read. Nothing here waits for a peer or answers one: what is lost of
+//! loads is told again within 200 ms, of prompts when they come again. Nothing tells when a datagram was made: who records one can send it again once its sender
 //! is silent, and it counts for as long as he repeats it. What is told is no secret: numbers and hashes.
 
 use std::fs::File;

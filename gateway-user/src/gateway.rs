@@ -272,12 +272,15 @@ impl Memory {
         let Some(more) = bytes.checked_sub(self.taken).filter(|more| *more > 0) else {
             return true;
         };
-        if self.total.fetch_add(more, Ordering::Relaxed).saturating_add(more) > self.most {
-            self.total.fetch_sub(more, Ordering::Relaxed);
-            return false;
+        // In one step: a body that is too much for what is left must not keep another one out meanwhile.
+        let most = self.most;
+        let fitting = |total: usize| total.checked_add(more).filter(|total| *total <= most);
+        let is_taken =
+            self.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fitting).is_ok();
+        if is_taken {
+            self.taken = bytes;
         }
-        self.taken = bytes;
-        true
+        is_taken
     }
 }
 

@@ -273,19 +273,21 @@ impl Pool {
         if let Some(adapter) = ask.adapter {
             entry.sent_adapter(adapter);
         }
+        // A prompt that does not fit is refused by the pod, and not worked on.
+        let fits = demand.prompt_tokens <= entry.kv_tokens.unwrap_or(u32::MAX);
         let known_blocks = entry.slot.map_or(0, |slot| matches.blocks(slot));
         let mut most = matches.most();
         if let Some(exchange) = exchange {
             most = most.max(exchange.most());
             let told = entry.slot.map_or(0, |slot| exchange.blocks(slot));
-            exchange.sent(entry.pod.key, &ask.prompt.blocks, known_blocks.max(told), most);
+            if fits {
+                exchange.sent(entry.pod.key, &ask.prompt.blocks, known_blocks.max(told), most);
+            }
         }
         if most == 0 {
             *cold += 1;
             entry.last_used = *cold;
         }
-        // A prompt that does not fit is refused by the pod, and not worked on.
-        let fits = demand.prompt_tokens <= entry.kv_tokens.unwrap_or(u32::MAX);
         let prompt = demand.prompt().min(entry.kv_tokens.unwrap_or(u32::MAX));
         let uncached = prompt.saturating_sub(view.cached_tokens);
         let sent = Sent { prompt, uncached, output: demand.output_tokens };
@@ -319,7 +321,10 @@ impl Pool {
 
     /// When a client may come back that was refused for want of room.
     pub fn retry_after(&self, now: Instant) -> Duration {
-        let excess = self.inner.lock().excess;
+        let mut excess = self.inner.lock().excess;
+        // Those that wait have their places before one that comes back.
+        let waiting = u32::try_from(self.queue.waiting()).unwrap_or(0);
+        excess.requests = excess.requests.saturating_add(waiting);
         self.learned.lock().retry_after(excess, self.since_epoch(now))
     }
 

@@ -7,6 +7,7 @@ use super::learned::Ratio;
 use super::pod::Pod;
 use crate::observe::events::Held;
 use crate::request::scan::Parts;
+use crate::schedule::exchange::mark;
 use crate::schedule::prefix::{Index, Prompt, Scope, Secret, Slot, block_tokens};
 
 /// The prefix index of one pool.
@@ -42,6 +43,13 @@ impl Cache {
     ) -> Prompt {
         let scope = Scope { model, adapter, block_tokens: self.block_tokens() };
         Prompt::read(body, parts, &scope, &self.secret)
+    }
+
+    /// A pod does not have these blocks, nor what other gateways have told of them.
+    pub(super) fn forget(&self, slot: Slot, blocks: &[u64]) {
+        self.index.remove(slot, blocks);
+        let marks: Vec<u64> = blocks.iter().copied().map(mark).collect();
+        self.index.remove(slot, &marks);
     }
 
     /// Tokens in each block of prompts that are read from now on.
@@ -97,7 +105,7 @@ impl Held for Share {
     }
 
     fn removed(&self, blocks: &[u64]) {
-        self.cache.index.remove(self.slot, blocks);
+        self.cache.forget(self.slot, blocks);
     }
 
     fn holds(&self, tokens: u64) {

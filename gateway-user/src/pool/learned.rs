@@ -53,7 +53,7 @@ impl Learned {
             mean(&mut self.tokens, ratio);
         }
         if let Some(output) = output {
-            mean(&mut self.output, output as f32);
+            mean(&mut self.output, output.min(MOST_OUTPUT) as f32);
         }
         mean(&mut self.seconds, took.as_secs_f32());
     }
@@ -91,6 +91,9 @@ fn mean(of: &mut Option<f32>, value: f32) {
 const LEAST_RATIO: f32 = 0.1;
 const MOST_RATIO: f32 = 10.0;
 
+/// The longest answer that says something of the next: more than a model's context is no count of tokens.
+const MOST_OUTPUT: u32 = 1 << 17;
+
 /// Answers that a mean is about.
 const LAST: f32 = 100.0;
 
@@ -126,6 +129,7 @@ mod tests {
         learned.answered(0, Some(1000), None, second);
         assert_eq!(tokens(&learned, 1500), (prompt_tokens, output));
         learned.answered(u64::MAX, Some(1), Some(u32::MAX), Duration::MAX);
+        assert!(tokens(&learned, 1).1 < 1500, "a hundredth of the longest answer");
         learned.answered(1, Some(u64::MAX), Some(0), Duration::ZERO);
         assert!(tokens(&learned, u64::MAX).0 > 0);
         assert!(learned.retry_after(Excess::default(), second) >= second);

@@ -37,6 +37,8 @@ pub(super) struct Exchange {
     places: HashMap<u64, usize>,
     /// When the ledgers last heard of the speeds that the others have seen.
     heard: Duration,
+    /// When they were last told anything.
+    reported: Duration,
 }
 
 impl Exchange {
@@ -49,6 +51,7 @@ impl Exchange {
             told: Matches::default(),
             places: pods.enumerate().map(|(place, key)| (key, place)).collect(),
             heard: Duration::ZERO,
+            reported: Duration::ZERO,
         }
     }
 
@@ -101,7 +104,12 @@ impl Pool {
         let mut datagrams = Vec::new();
         let mut inner = self.inner.lock();
         let Inner { pods, exchange: Some(exchange), .. } = &mut *inner else { return datagrams };
-        exchange.peers.expire(at);
+        // After a pause of this gateway's own, what its peers have told is waiting to be read.
+        let was_held_up = at > exchange.reported + 2 * INTERVAL;
+        exchange.reported = at;
+        if !was_held_up {
+            exchange.peers.expire(at);
+        }
         self.metrics.peers(exchange.peers.len());
         let loads = pods.iter().map(|entry| {
             let mut ledger = entry.pod.ledger.lock();

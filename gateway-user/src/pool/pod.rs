@@ -203,7 +203,7 @@ impl Place {
         if let (Some(slot), Some(new)) =
             (self.slot, prompt.blocks.get(self.known_blocks as usize..))
         {
-            self.cache.index.remove(slot, new);
+            self.cache.forget(slot, new);
         }
     }
 

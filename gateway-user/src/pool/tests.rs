@@ -513,6 +513,20 @@ fn what_a_pod_refused_is_not_in_its_cache() {
 }
 
 #[test]
+fn what_others_told_of_a_prompt_is_forgotten_with_its_blocks() {
+    let pool = pool(1, "");
+    let now = Instant::now();
+    pool.observed(id(&pool, 0), idle(), now);
+    let long = prompt(&pool, 4000, "once upon a time ");
+    let place = pool.reserve(Ask { prompt: &long, ..Ask::default() }, now).unwrap();
+    let slot = place.slot.unwrap();
+    pool.cache.index.insert(slot, &schedule::exchange::marks(&long.blocks));
+    place.sent(&long);
+    place.refused(&long);
+    assert_eq!(pool.cache.index.usage().entries, 0);
+}
+
+#[test]
 fn a_pod_that_was_silent_for_long_may_have_been_restarted() {
     let pool = pool(1, "");
     let now = Instant::now();

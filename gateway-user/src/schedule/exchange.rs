@@ -42,7 +42,8 @@ pub struct Reporter {
     pool: u64,
     me: u64,
     sequence: u32,
-    told: HashMap<u64, Load>,
+    /// What was told last of each pod, and in which round that was new.
+    told: HashMap<u64, (Load, u32)>,
     chains: VecDeque<Chain>,
     dispatches: u32,
 }
@@ -128,7 +129,12 @@ impl Reporter {
         let mut message = Message::new(self.pool, self.me, self.sequence);
         let mut all = HashMap::with_capacity(self.told.len());
         for (place, (pod, load, known)) in pods.into_iter().enumerate() {
-            all.insert(pod, load);
+            let long_ago = self.sequence.wrapping_sub(FAREWELL);
+            let never = (Load::default(), long_ago);
+            let (before, since) = self.told.get(&pod).copied().unwrap_or(never);
+            let is_new = before != load;
+            let since = if is_new { self.sequence } else { since };
+            all.insert(pod, (load, since));
             // Not all in one round.
             let round = self.sequence.wrapping_add(place as u32);
             if round.is_multiple_of(SPEEDS) && known.counts.0.max(known.counts.1) >= ENOUGH {
@@ -138,8 +144,9 @@ impl Reporter {
                 }
                 message.speeds.push((pod, known));
             }
-            let is_new = self.told.get(&pod).copied().unwrap_or_default() != load;
-            if !(is_new || refresh && load != Load::default()) {
+            // That nothing is left is told a few times more: it may be lost as well.
+            let is_left = load != Load::default() || self.sequence.wrapping_sub(since) < FAREWELL;
+            if !(is_new || refresh && is_left) {
                 continue;
             }
             if !message.fits_more() {
@@ -277,7 +284,12 @@ impl Sum {
 /// the blocks' hashes, and not taken for these). All gateways must hash with the same secret.
 pub fn marks(blocks: &[u64]) -> Vec<u64> {
     let depths = DEPTHS.iter().map_while(|depth| blocks.get(*depth as usize - 1));
-    depths.map(|hash| hash.rotate_left(32) ^ MARK).collect()
+    depths.map(|hash| mark(*hash)).collect()
+}
+
+/// The mark of a block, if it is one that has a mark.
+pub fn mark(block: u64) -> u64 {
+    block.rotate_left(32) ^ MARK
 }
 
 /// How many blocks so many marks stand for, from the prompt's first.
@@ -309,6 +321,9 @@ const LEAST_SILENT: Duration = Duration::from_millis(250);
 
 /// Rounds in which everything is told once.
 pub const REFRESH: u32 = 10;
+
+/// Rounds in which it is told that nothing is left at a pod.
+const FAREWELL: u32 = 4 * REFRESH;
 
 /// Rounds in which each pod's speed is told once.
 pub const SPEEDS: u32 = 50;

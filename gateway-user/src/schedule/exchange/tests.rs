@@ -53,6 +53,22 @@ fn what_peers_have_is_added_up() {
 }
 
 #[test]
+fn that_nothing_is_left_is_heard_though_it_was_lost_once() {
+    let mut one = Reporter::new(7, 1);
+    let mut peers = Peers::new(7, 3, ms(20));
+    hear(&mut peers, &round(&mut one, &[(40, load(2))]), ms(0));
+    let _lost = round(&mut one, &[(40, Load::default())]);
+    for number in 1..=u64::from(REFRESH) {
+        hear(&mut peers, &round(&mut one, &[(40, Load::default())]), ms(20 * number));
+        peers.expire(ms(20 * number));
+    }
+    assert_eq!(peers.others(40, ms(20 * u64::from(REFRESH))), Others::default());
+    // And after a while no more is said of it.
+    let told = (0..100).map(|_| round(&mut one, &[(40, Load::default())])).skip(50);
+    assert!(told.flatten().all(|message| message.loads.is_empty()));
+}
+
+#[test]
 fn who_falls_silent_counts_as_nothing() {
     let mut peers = Peers::new(7, 3, ms(100));
     hear(&mut peers, &round(&mut Reporter::new(7, 1), &[(40, load(2))]), ms(0));
