@@ -162,8 +162,8 @@ pub(super) fn writes_that_are_taken_in_part(carrier: Carrier) {
         taken.keep();
     }
     drop(client);
-    // In each round the kernel carried events.
-    carrier.assert_moved_of(&gateway, u64::from(rounds) * 15 * event(1).len() as u64, 0);
+    // The kernel carried events, in one round at least: a client that falls behind is served by the daemon meanwhile.
+    carrier.assert_moved_of(&gateway, 15 * event(1).len() as u64, 0);
     assert_nothing_left(&gateway);
 }
 
