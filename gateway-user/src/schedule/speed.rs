@@ -606,6 +606,22 @@ mod tests {
     }
 
     #[test]
+    fn few_observations_that_scatter_make_no_difference_and_many_do() {
+        let first = prior(None).first;
+        let after = |count: u64| {
+            let mut learner = Learner::new(prior(None));
+            for n in 0..count {
+                // A third slower on average, now more and now less.
+                let slower = if n % 2 == 0 { 1.75 } else { 1.0 };
+                learner.first_token(1000.0, slower * first.at(1000.0), at(n / 10));
+            }
+            learner.speed().first.at(1000.0) / first.at(1000.0)
+        };
+        assert!(is_near(after(4), 1.0, 1e-3), "{}", after(4));
+        assert!(after(60) > 1.1, "{}", after(60));
+    }
+
+    #[test]
     fn pods_stand_in_for_each_other() {
         let learner = || Learner::new(prior(None));
         let mut pods = [("h100", learner()), ("h100", learner()), ("l4", learner())];
