@@ -5,25 +5,28 @@
 //! process that is killed, and a client whose answer ends with the connection would take an orderly
 //! end for the end of the answer.
 
+mod stream;
+
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead as _, Interest, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep, timeout};
 
+pub use self::stream::{Reader, Stream, Writer, write_all};
+use crate::http2::Exchange;
 use crate::kernel::{self, Receiver};
 
 /// A client's connection, with what it has sent and nobody has read yet.
 #[derive(Debug)]
 pub struct Client {
-    /// The socket.
-    pub stream: TcpStream,
+    /// What its bytes come and go by.
+    pub stream: Stream,
     /// Bytes read and not consumed. Empty, and without memory, between requests.
     pub input: Vec<u8>,
     /// An answer is under way: dropped now, as when the daemon stops, the connection is reset.
@@ -46,39 +49,38 @@ enum Ending {
     Abandoned,
 }
 
-/// The client's side of an answer: writes, and counts what was written.
-#[derive(Debug)]
-pub struct Writer<'a> {
-    half: WriteHalf<'a>,
-    sent: &'a Cell<u64>,
-}
-
 /// A worker's buffer for reads that are handled before the next await: one for all its connections.
 #[derive(Debug)]
 pub struct Scratch(RefCell<Box<[u8]>>);
 
 impl Client {
-    /// A connection just accepted.
-    pub fn new(stream: TcpStream) -> Self {
-        // Failing leaves an ordinary close, all that is possible then.
-        let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-        let (input, sent) = (Vec::new(), Cell::new(0));
+    /// A connection of HTTP/1.1 of which `input` has been read.
+    pub fn new(mut stream: Stream, input: Vec<u8>) -> Self {
+        if let Some(socket) = stream.socket() {
+            // Failing leaves an ordinary close, all that is possible then.
+            let _ = socket2::SockRef::from(socket).set_linger(Some(Duration::ZERO));
+        }
+        let sent = Cell::new(0);
         Self { stream, input, answering: false, sent, receiver: None, ending: Ending::Orderly }
+    }
+
+    /// The client of one request on an HTTP/2 connection.
+    pub fn http2(exchange: Exchange) -> Self {
+        Self::new(Stream::Http2(Box::new(RefCell::new(exchange))), Vec::new())
     }
 
     /// Waits for bytes and appends them to `input`. `false`: the client sends no more.
     pub async fn fill(&mut self, scratch: &Scratch) -> io::Result<bool> {
         let Self { stream, input, .. } = self;
-        let (mut reader, _) = stream.split();
-        let count = scratch.read(&mut reader, |bytes| input.extend_from_slice(bytes)).await?;
+        let count =
+            scratch.read(&mut stream.reader(), |bytes| input.extend_from_slice(bytes)).await?;
         Ok(count > 0)
     }
 
     /// Writes everything.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let Self { stream, sent, .. } = self;
-        let (_, half) = stream.split();
-        Writer::new(half, sent).write_all([bytes, &[]]).await
+        let (_, writer) = self.stream.split(&self.sent);
+        writer.write_all(bytes).await
     }
 
     /// Takes consumed bytes off the front of `input`, and gives the memory back when nothing is
@@ -106,12 +108,11 @@ impl Client {
     /// sending our own end. Closing with bytes unread would reset the connection, and the reset can
     /// overtake the answer.
     pub async fn linger(&mut self, scratch: &Scratch, most: usize, within: Duration) {
-        let socket = socket2::SockRef::from(&self.stream);
-        if socket.shutdown(std::net::Shutdown::Write).is_err() {
-            return;
-        }
-        let (mut reader, _) = self.stream.split();
         let drain = async {
+            if self.stream.shutdown().await.is_err() || self.stream.socket().is_none() {
+                return;
+            }
+            let mut reader = self.stream.reader();
             let mut seen = 0;
             while seen < most {
                 match scratch.read(&mut reader, |_| {}).await {
@@ -125,12 +126,14 @@ impl Client {
     }
 
     /// Waits until the client's host has acknowledged all that was written, or nothing more for `patience`.
-    async fn delivered(&self, patience: Duration) {
+    async fn delivered(&mut self, patience: Duration) {
         let mut least = u64::MAX;
         let mut deadline = Instant::now() + patience;
         // Of a connection that is gone, the queue's length tells nothing.
-        while matches!(self.stream.take_error(), Ok(None)) {
-            let left = kernel::outstanding(&self.stream).unwrap_or(0);
+        while let Some(socket) = self.stream.socket()
+            && matches!(socket.take_error(), Ok(None))
+        {
+            let left = kernel::outstanding(socket).unwrap_or(0);
             if left == 0 || Instant::now() >= deadline {
                 return;
             }
@@ -145,48 +148,20 @@ impl Client {
     /// the end of the body sees that it was cut. `deliver`: of what was written, nothing may be lost by that.
     pub fn reset_on_close(&mut self, deliver: bool) {
         self.ending = if deliver { Ending::Broken } else { Ending::Abandoned };
-    }
-}
-
-impl<'a> Writer<'a> {
-    /// Counts into `sent`.
-    pub fn new(half: WriteHalf<'a>, sent: &'a Cell<u64>) -> Self {
-        Self { half, sent }
-    }
-
-    /// Writes what the socket takes at once.
-    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.half.try_write(bytes)?;
-        self.count(count as u64);
-        Ok(count)
-    }
-
-    /// Writes everything, in order.
-    pub async fn write_all(&self, parts: [&[u8]; 2]) -> io::Result<()> {
-        write_counted(&self.half, parts, |count| self.count(count as u64)).await
-    }
-
-    /// Counts what somebody else has written.
-    pub fn count(&self, bytes: u64) {
-        self.sent.set(self.sent.get().wrapping_add(bytes));
-    }
-
-    /// Bytes written since the connection was accepted.
-    pub fn sent(&self) -> u64 {
-        self.sent.get()
-    }
-
-    /// The socket.
-    pub fn socket(&self) -> &TcpStream {
-        self.half.as_ref()
+        if let Stream::Http2(exchange) = &mut self.stream {
+            exchange.get_mut().reset(deliver);
+        }
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if !self.answering && self.ending == Ending::Orderly {
+        if !self.answering
+            && self.ending == Ending::Orderly
+            && let Some(socket) = self.stream.socket()
+        {
             // What has been written is still delivered then.
-            let _ = socket2::SockRef::from(&self.stream).set_linger(None);
+            let _ = socket2::SockRef::from(socket).set_linger(None);
         }
     }
 }
@@ -204,7 +179,7 @@ impl Scratch {
     /// nothing is left, and the next call waits without asking the kernel in vain.
     pub async fn read(
         &self,
-        reader: &mut ReadHalf<'_>,
+        reader: &mut (impl AsyncRead + Unpin),
         mut take: impl FnMut(&[u8]),
     ) -> io::Result<usize> {
         poll_fn(|context| {
@@ -216,9 +191,7 @@ impl Scratch {
         })
         .await
     }
-}
 
-impl Scratch {
     /// Reads once, without waiting, and hands the bytes on. 0 is the end of the stream.
     pub fn try_read(&self, stream: &TcpStream, mut take: impl FnMut(&[u8])) -> io::Result<usize> {
         let mut memory = self.0.borrow_mut();
@@ -234,71 +207,8 @@ impl Default for Scratch {
     }
 }
 
-/// Returns once the client has left: closed, half-closed or reset. What it sends meanwhile, a
-/// pipelined request, is kept in `input`.
-///
-/// A half-close counts as leaving: model servers take it so, and no client of theirs does it
-/// otherwise.
-pub async fn gone(reader: &mut ReadHalf<'_>, input: &mut Vec<u8>, scratch: &Scratch) {
-    while input.len() < MAX_PIPELINED {
-        if !matches!(scratch.read(reader, |bytes| input.extend_from_slice(bytes)).await, Ok(1..)) {
-            return;
-        }
-    }
-    // Nothing more is read, so the end shows only in the socket's state.
-    loop {
-        match reader.ready(Interest::READABLE).await {
-            Ok(ready) if !ready.is_read_closed() => sleep(GONE_POLL).await,
-            _ => return,
-        }
-    }
-}
-
-/// Whether the client has left by now, as far as the kernel knows. What [`gone`] waits for shows there
-/// before it shows in readiness.
-pub fn has_left(stream: &TcpStream) -> bool {
-    let mut byte = [std::mem::MaybeUninit::uninit()];
-    match socket2::SockRef::from(stream).peek(&mut byte) {
-        Ok(count) => count == 0,
-        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-    }
-}
-
-/// Writes everything, in order.
-pub async fn write_all(writer: &WriteHalf<'_>, parts: [&[u8]; 2]) -> io::Result<()> {
-    write_counted(writer, parts, |_| {}).await
-}
-
-/// Dropped while it waits, what has been written is counted.
-async fn write_counted(
-    writer: &WriteHalf<'_>,
-    parts: [&[u8]; 2],
-    counted: impl Fn(usize),
-) -> io::Result<()> {
-    let [mut first, mut second] = parts;
-    while !first.is_empty() || !second.is_empty() {
-        let count = match writer.try_write_vectored(&[IoSlice::new(first), IoSlice::new(second)]) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                writer.writable().await?;
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        counted(count);
-        let of_first = count.min(first.len());
-        first = first.get(of_first..).unwrap_or_default();
-        second = second.get(count - of_first..).unwrap_or_default();
-    }
-    Ok(())
-}
-
 /// Fills one read: a TCP segment of loopback is at most this.
 const SCRATCH: usize = 64 * 1024;
-
-/// Bytes of pipelined requests that are kept for a connection whose answer is under way.
-const MAX_PIPELINED: usize = 64 * 1024;
 
 /// How much of a request that is not wanted is read and thrown away, so that the answer reaches the
 /// client.
@@ -309,6 +219,3 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// How often it is looked how much of a broken answer is still to be delivered.
 const DELIVERY_POLL: Duration = Duration::from_millis(10);
-
-/// How often the end of a connection is looked for when its pipelined requests fill the buffer.
-const GONE_POLL: Duration = Duration::from_millis(50);

@@ -1,46 +1,82 @@
 //! A client's connection: one request after the other, each through the phases of the crate's front
 //! page.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gateway_common::limits::WINDOW;
-use socket2::SockRef;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
 
 use crate::account::{self, Exchanged};
-use crate::client::Client;
+use crate::client::{Client, Stream};
 use crate::direct::Exclusive;
 use crate::error::{Refusal, local_response};
 use crate::flow::head::ClientSide;
 use crate::flow::{self, Request};
-use crate::gateway::RequestId;
+use crate::gateway::{Admission, RequestId};
+use crate::http2;
 use crate::listen::Worker;
 use crate::pool::Pool;
 use crate::request::body::{Body, Unread, read_body};
 use crate::request::head::{self, Head, Method};
 use crate::route::{self, Target};
 
+/// What a connection came in by.
+#[derive(Clone, Debug)]
+pub struct Inlet {
+    /// The worker that accepted it.
+    pub worker: Rc<Worker>,
+    /// It came by the listener of one pool, which then answers whatever is asked.
+    pub exclusive: Option<Exclusive>,
+    /// Its place among those that may be open at once.
+    pub place: Rc<Admission>,
+}
+
 /// Serves a connection until it ends.
-///
-/// `exclusive`: it came by the listener of one pool, which then answers whatever is asked.
-pub async fn serve(stream: TcpStream, exclusive: Option<&Exclusive>, worker: &Worker) {
-    // Tokens are written as they come; waiting to fill a segment would delay each of them.
-    let _ = stream.set_nodelay(true);
-    // A client that does not read costs a window, and not all that the system allows a send buffer.
-    let _ = SockRef::from(&stream).set_tcp_notsent_lowat(WINDOW as u32);
-    let mut client = Client::new(stream);
+pub async fn serve(mut stream: Stream, inlet: Inlet) {
+    let worker = &*inlet.worker;
+    let limits = worker.limits();
     // A client that connects has something to say; only between requests may it take its time.
-    let mut wait = worker.limits().header_timeout;
+    let Some(read) = beginning(&mut stream, worker).await else { return };
+    if http2::begins(&read) == Some(true) {
+        return match stream {
+            Stream::Plain(stream) => http2::serve(stream, read, inlet).await,
+            Stream::Tls(stream) => http2::serve(stream.into_inner(), read, inlet).await,
+            // One of its requests, which has no such beginning.
+            Stream::Http2(_) => {}
+        };
+    }
+    let mut client = Client::new(stream, read);
+    let mut wait = limits.header_timeout;
     while let Some(head) = next_head(&mut client, wait, worker).await {
-        if !request(&mut client, head, exclusive, worker).await {
-            client.end(&worker.scratch, worker.limits().stream_idle_timeout).await;
+        if !request(&mut client, head, &inlet).await {
+            client.end(&worker.scratch, limits.stream_idle_timeout).await;
             return;
         }
-        wait = worker.limits().idle_timeout;
+        wait = limits.idle_timeout;
     }
+}
+
+/// A connection's first bytes, as many as tell what it speaks. `None`: it is over.
+async fn beginning(stream: &mut Stream, worker: &Worker) -> Option<Vec<u8>> {
+    let mut read = Vec::new();
+    let deadline = Instant::now() + worker.limits().header_timeout;
+    while http2::begins(&read).is_none() {
+        let mut reader = stream.reader();
+        let more = worker.scratch.read(&mut reader, |bytes| read.extend_from_slice(bytes));
+        let more = tokio::select! {
+            // What has come before the stop is still answered.
+            biased;
+            more = timeout_at(deadline, more) => more,
+            () = worker.stopping() => return None,
+        };
+        if !matches!(more, Ok(Ok(1..))) {
+            // What there is says what is wrong with it.
+            return Some(read).filter(|read| !read.is_empty());
+        }
+    }
+    Some(read)
 }
 
 /// The next request's head, taken off the connection's input. `None`: the connection is over, and
@@ -111,18 +147,26 @@ fn skip_empty_lines(client: &mut Client) {
     }
 }
 
+/// Answers a request of HTTP/2 whose head has been read.
+pub async fn answer(client: &mut Client, head: Result<Head, Refusal>, inlet: &Inlet) {
+    let worker = &*inlet.worker;
+    match head {
+        Ok(head) => request(client, head, inlet).await,
+        Err(refusal) => {
+            let id = worker.request_id(None);
+            refuse(client, &refusal, &id, false, false, worker).await
+        }
+    };
+}
+
 /// One request. Returns whether the connection goes on.
-async fn request(
-    client: &mut Client,
-    head: Head,
-    exclusive: Option<&Exclusive>,
-    worker: &Worker,
-) -> bool {
+async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
+    let Inlet { worker, exclusive, .. } = inlet;
     let started = Instant::now();
     let id = worker.request_id(head.request_id.as_deref());
-    let once = exclusive.is_some_and(|exclusive| exclusive.once);
+    let once = exclusive.as_ref().is_some_and(|exclusive| exclusive.once);
     let keep_alive = head.keep_alive && !worker.is_stopping() && !once;
-    let pool = exclusive.map(|exclusive| &exclusive.pool);
+    let pool = exclusive.as_ref().map(|exclusive| &exclusive.pool);
     let to_head = head.method == Method::Head;
     let path = head.path.trim_end_matches('/');
     match head.method {
@@ -245,6 +289,7 @@ async fn inference(
         session: head.session.as_deref(),
         max_tokens: fields.max_tokens,
         stream: fields.stream,
+        for_kernel: client.stream.for_kernel().is_ok(),
         to_head: false,
         side,
     };

@@ -31,6 +31,7 @@ pub mod exchange;
 pub mod explain;
 pub mod flow;
 pub mod gateway;
+pub mod http2;
 #[allow(unsafe_code, reason = "sockets and maps are handed to the kernel by descriptor")]
 pub mod kernel;
 pub mod listen;
@@ -44,5 +45,6 @@ pub mod run;
 pub mod schedule;
 pub mod status;
 pub mod takeover;
+pub mod tls;
 pub mod upstream;
 pub mod watch;

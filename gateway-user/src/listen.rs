@@ -12,19 +12,21 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Type};
+use gateway_common::limits::WINDOW;
+use socket2::{Domain, Protocol, SockRef, Type};
 use tokio::sync::watch;
 use tokio::task::LocalSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
-use tracing::warn;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tracing::{debug, warn};
 
-use crate::client::{Client, Scratch};
+use crate::client::{Client, Scratch, Stream};
 use crate::config::{Limits, Listener};
-use crate::connection::serve;
+use crate::connection::{Inlet, serve};
 use crate::direct::Exclusive;
 use crate::error::Refusal;
 use crate::gateway::{Admission, Gateway, RequestId};
-use crate::metrics::{Arrival, ListenerMetrics, Refusal as Reason};
+use crate::metrics::{Arrival, Handshake, ListenerMetrics, Refusal as Reason};
+use crate::tls::Tls;
 use crate::upstream::Upstreams;
 
 /// What one worker has to itself.
@@ -53,6 +55,8 @@ pub struct Socket {
     pub metrics: Arc<ListenerMetrics>,
     /// The one pool that the listener serves, if it does.
     pub exclusive: Option<Exclusive>,
+    /// What it shows its clients, if it speaks TLS.
+    pub tls: Option<Tls>,
 }
 
 /// A socket could not be bound.
@@ -179,6 +183,7 @@ struct Entry {
     arrival: Arrival,
     metrics: Arc<ListenerMetrics>,
     exclusive: Option<Exclusive>,
+    tls: Option<Tls>,
 }
 
 /// Runs a worker until the daemon stops and its connections have ended. `accepting` is called once
@@ -194,9 +199,9 @@ pub fn run(
     let worker = Rc::new(Worker::new(gateway, seed));
     local.block_on(&runtime, async move {
         let mut loops = Vec::new();
-        for Socket { listener, socket, arrival, metrics, exclusive } in sockets {
+        for Socket { listener, socket, arrival, metrics, exclusive, tls } in sockets {
             let listening = tokio::net::TcpListener::from_std(socket)?;
-            let entry = Entry { listener, arrival, metrics, exclusive };
+            let entry = Entry { listener, arrival, metrics, exclusive, tls };
             loops.push(tokio::task::spawn_local(accept(entry, listening, Rc::clone(&worker))));
         }
         accepting();
@@ -220,7 +225,7 @@ pub fn run(
 /// Accepts until the daemon stops. The socket is closed then and not shut down: another daemon may
 /// have taken it over.
 async fn accept(entry: Entry, listening: tokio::net::TcpListener, worker: Rc<Worker>) {
-    let Entry { listener, arrival, metrics, exclusive } = entry;
+    let entry = Rc::new(entry);
     let mut complained = None;
     loop {
         let accepted = tokio::select! {
@@ -230,17 +235,17 @@ async fn accept(entry: Entry, listening: tokio::net::TcpListener, worker: Rc<Wor
         };
         match accepted {
             Ok((stream, _)) => {
-                metrics.accepted(arrival);
+                entry.metrics.accepted(entry.arrival);
                 // Counted before its task runs, so that a worker that stops waits for it.
                 let place = worker.gateway.admit();
-                let (exclusive, worker) = (exclusive.clone(), Rc::clone(&worker));
-                tokio::task::spawn_local(connection(stream, place, exclusive, worker));
+                let (entry, worker) = (Rc::clone(&entry), Rc::clone(&worker));
+                tokio::task::spawn_local(connection(stream, place, entry, worker));
             }
             Err(error) => {
                 // Out of descriptors, or the peer is gone already. Trying at once would spin.
                 let now = Instant::now();
                 if complained.is_none_or(|last| now - last > COMPLAIN) {
-                    warn!(%listener, "accepting a connection failed: {error}");
+                    warn!(listener = %entry.listener, "accepting a connection failed: {error}");
                     complained = Some(now);
                 }
                 sleep(ACCEPT_PAUSE).await;
@@ -252,23 +257,50 @@ async fn accept(entry: Entry, listening: tokio::net::TcpListener, worker: Rc<Wor
 async fn connection(
     stream: tokio::net::TcpStream,
     place: Option<Admission>,
-    exclusive: Option<Exclusive>,
+    entry: Rc<Entry>,
     worker: Rc<Worker>,
 ) {
-    let Some(_place) = place else {
+    // Tokens are written as they come; waiting to fill a segment would delay each of them.
+    let _ = stream.set_nodelay(true);
+    // A client that does not read costs a window, and not all that the system allows a send buffer.
+    let _ = SockRef::from(&stream).set_tcp_notsent_lowat(WINDOW as u32);
+    let patience = worker.limits().header_timeout;
+    let stream = match &entry.tls {
+        None => Stream::Plain(stream),
+        Some(_) if place.is_none() => {
+            // A handshake costs more than the refusal is worth.
+            return worker.gateway.counted.refused(Reason::TooManyConnections);
+        }
+        Some(tls) => {
+            let accepted = timeout(patience, tls.accept(stream)).await;
+            let (how, stream) = match accepted {
+                Ok(Ok(stream)) => (Handshake::Done, Some(stream)),
+                Ok(Err(error)) => {
+                    debug!(listener = %entry.listener, "a TLS handshake failed: {error}");
+                    (Handshake::Failed, None)
+                }
+                Err(_) => (Handshake::TimedOut, None),
+            };
+            worker.gateway.counted.tls().handshake(how);
+            let Some(stream) = stream else { return };
+            Stream::Tls(Box::new(RefCell::new(stream)))
+        }
+    };
+    let Some(place) = place else {
         let refusal = Refusal::overloaded(
             "too_many_connections",
             "The gateway has as many connections as limits.maxConnections allows. Try again later.",
         );
         worker.gateway.counted.refused(Reason::TooManyConnections);
         let response = refusal.response(&worker.request_id(None), false, false);
-        let mut client = Client::new(stream);
+        let mut client = Client::new(stream, Vec::new());
         if client.write(&response).await.is_ok() {
             client.linger(&worker.scratch, 64 * 1024, ACCEPT_PAUSE).await;
         }
         return;
     };
-    serve(stream, exclusive.as_ref(), &worker).await;
+    let exclusive = entry.exclusive.clone();
+    serve(stream, Inlet { worker, exclusive, place: Rc::new(place) }).await;
 }
 
 /// Waits for the connections to end, or for the word to cut them.

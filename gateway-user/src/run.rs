@@ -28,6 +28,7 @@ use crate::observe::{self, Target};
 use crate::pool::{Pod, Pool};
 use crate::publish::{Bound, Steered};
 use crate::takeover::{Description, Handed, Handover, Inherited, Predecessor, Role, Successor};
+use crate::tls::Tls;
 use crate::watch::PodSink;
 
 /// Runs the daemon until a signal or a successor stops it. Fails only before it serves.
@@ -60,6 +61,7 @@ async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandl
         true => ask_predecessor(config.admin).await?,
         false => (None, Inherited::default()),
     };
+    let tls = config.tls.as_ref().map(Tls::load).transpose()?;
     let exchange = config.exchange.as_ref();
     let exchange =
         exchange.map(|exchange| Exchange::open(exchange, predecessor.is_some())).transpose()?;
@@ -77,6 +79,9 @@ async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandl
     let member = exchange.as_ref().map(Exchange::member);
     let gateway = Arc::new(Gateway::new(config, paths, fastrand::u64(..), member));
     let changed = Rc::new(Notify::new());
+    if let Some(tls) = &tls {
+        spawn_local(tls.clone().follow(Arc::clone(&gateway)));
+    }
     watch_pods(&gateway, &changed);
     if let Some(exchange) = exchange {
         exchange.start(&gateway);
@@ -91,7 +96,8 @@ async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandl
     }
     let addresses: Vec<SocketAddr> = bound.iter().map(|bound| bound.address).collect();
     let handed = copies(&bound, &admin)?;
-    let (threads, mut ended) = start_workers(&gateway, bound, workers, &steered).await?;
+    let (threads, mut ended) =
+        start_workers(&gateway, bound, workers, &steered, tls.as_ref()).await?;
     gateway.set_listening();
     if let Some(predecessor) = predecessor {
         let pid = predecessor.pid;
@@ -233,8 +239,9 @@ async fn start_workers(
     bound: Vec<Bound>,
     workers: usize,
     steered: &Steered,
+    tls: Option<&Tls>,
 ) -> anyhow::Result<(Vec<JoinHandle<()>>, mpsc::UnboundedReceiver<()>)> {
-    let shares = share(gateway, bound, workers, steered)?;
+    let shares = share(gateway, bound, workers, steered, tls)?;
     let (accepting, mut ended) = mpsc::unbounded_channel();
     let mut threads = Vec::with_capacity(workers);
     for (index, share) in shares.into_iter().enumerate() {
@@ -266,11 +273,13 @@ fn share(
     bound: Vec<Bound>,
     workers: usize,
     steered: &Steered,
+    tls: Option<&Tls>,
 ) -> io::Result<Vec<Vec<listen::Socket>>> {
     let mut shares: Vec<Vec<listen::Socket>> = (0..workers).map(|_| Vec::new()).collect();
     for Bound { listener, sockets, bound_virtual, dual, .. } in bound {
         let metrics = gateway.metrics.listener(&listener.name);
         let exclusive = exclusive(gateway, &listener.name, steered);
+        let tls = tls.filter(|_| listener.tls);
         let name: Arc<str> = listener.name.into();
         let arrival = if steered.is_on() { Arrival::SkLookup } else { Arrival::Userspace };
         let groups = [(sockets, arrival), (dual, arrival)].into_iter();
@@ -284,6 +293,7 @@ fn share(
                         arrival,
                         metrics: Arc::clone(&metrics),
                         exclusive: exclusive.clone(),
+                        tls: tls.cloned(),
                     });
                 }
             }

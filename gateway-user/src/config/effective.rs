@@ -19,8 +19,8 @@ use super::shape::Shape;
 use super::tree::Node;
 use super::units::Size;
 use super::{
-    Config, EventSource, Exchange, Kernel, Limits, Listener, Loaded, MetricsSource, NamedFile, Pod,
-    Saturation, Scheduler, Steering, VirtualAddress,
+    Certificate, Config, EventSource, Exchange, Kernel, Limits, Listener, Loaded, MetricsSource,
+    NamedFile, Pod, Saturation, Scheduler, Steering, Tls, VirtualAddress,
 };
 use crate::schedule::Policy;
 
@@ -90,11 +90,13 @@ impl Builder<'_> {
         let mut profiles = self.profiles(&spec.profiles, &path.field("profiles"));
         let admin = SocketAddr::new(spec.admin.address, spec.admin.port);
         let listeners = self.listeners(spec.listeners, admin, steering, &path.field("listeners"));
+        let tls = self.tls(spec.tls, &listeners, &path);
         self.check_direct(&spec.schedulers, &listeners, steering, &path.field("schedulers"));
         Config {
             name: metadata.name,
             listeners,
             admin,
+            tls,
             kernel,
             limits: self.limits(&spec.limits, spec.bbr.max_request_body_bytes, &path),
             schedulers: self.schedulers(spec.schedulers, &mut profiles, &path.field("schedulers")),
@@ -169,9 +171,10 @@ impl Builder<'_> {
         let mut effective = Vec::new();
         for (index, listener) in listeners.into_iter().enumerate() {
             let path = path.index(index);
-            let document::Listener { name, address, port, protocol: _, virtual_addresses } =
-                listener;
-            let name = name.unwrap_or_else(|| format!("http-{port}"));
+            let document::Listener { name, address, port, protocol, virtual_addresses } = listener;
+            let tls = protocol == document::Protocol::Https;
+            let scheme = if tls { "https" } else { "http" };
+            let name = name.unwrap_or_else(|| format!("{scheme}-{port}"));
             let basis = [path.clone(), path.parent().parent().field("admin")];
             self.take(&mut names, name.clone(), &path.field("name"), &basis);
             if port != 0 {
@@ -193,9 +196,40 @@ impl Builder<'_> {
                 effective_addresses.push(VirtualAddress { address, prefix: block.prefix, port });
             }
             let virtual_addresses = effective_addresses;
-            effective.push(Listener { name, address, port, virtual_addresses });
+            effective.push(Listener { name, address, port, virtual_addresses, tls });
         }
         effective
+    }
+
+    fn tls(
+        &mut self,
+        tls: Option<document::Tls>,
+        listeners: &[Listener],
+        spec: &Path,
+    ) -> Option<Tls> {
+        let path = spec.field("tls");
+        let document::Tls { certificates, client_ca_file, .. } = tls.clone().unwrap_or_default();
+        let secure = listeners.iter().position(|listener| listener.tls);
+        match (secure, certificates.is_empty()) {
+            (Some(index), true) => {
+                let protocol = spec.field("listeners").index(index).field("protocol");
+                let text = "needs spec.tls.certificates";
+                self.fail(&protocol, &[path], text);
+                return None;
+            }
+            (None, _) if tls.is_some() => {
+                // What the managed product's documents say, which end TLS in front.
+                let text = "has no effect: no listener has `protocol: https`";
+                self.note(&path, text);
+            }
+            _ => {}
+        }
+        let of = |of: document::Certificate| Certificate {
+            certificate_file: of.certificate_file,
+            key_file: of.key_file,
+        };
+        let certificates: Vec<_> = certificates.into_iter().map(of).collect();
+        (!certificates.is_empty()).then_some(Tls { certificates, client_ca_file })
     }
 
     fn limits(&mut self, limits: &document::Limits, max_body: Size, spec: &Path) -> Limits {
@@ -214,6 +248,7 @@ impl Builder<'_> {
         };
         Limits {
             max_connections: usize::try_from(limits.max_connections).unwrap_or(usize::MAX),
+            max_streams: limits.max_streams_per_connection,
             max_head_bytes: bytes(limits.max_head_bytes),
             max_body_bytes: bytes(max_body),
             max_buffered_bytes: bytes(buffered),

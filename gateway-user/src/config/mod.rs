@@ -136,6 +136,8 @@ pub struct Config {
     /// Where operators connect: `/metrics`, `/healthz`, `/readyz`, `/status`. Default
     /// `127.0.0.1:9901`.
     pub admin: SocketAddr,
+    /// What listeners that speak TLS show. Default: none does.
+    pub tls: Option<Tls>,
     /// What the kernel may do.
     pub kernel: Kernel,
     /// How long, how much, how often.
@@ -165,6 +167,26 @@ pub struct Listener {
     pub port: u16,
     /// Further addresses and ports that are served without being bound: sk_lookup steers them here.
     pub virtual_addresses: Vec<VirtualAddress>,
+    /// It speaks TLS. Default: no.
+    pub tls: bool,
+}
+
+/// What listeners that speak TLS show their clients.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tls {
+    /// At least one.
+    pub certificates: Vec<Certificate>,
+    /// PEM: who must have signed clients' certificates. `None`: clients need none.
+    pub client_ca_file: Option<String>,
+}
+
+/// A certificate with its key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Certificate {
+    /// PEM: the certificate and its chain.
+    pub certificate_file: String,
+    /// PEM: its private key.
+    pub key_file: String,
 }
 
 /// Addresses served without being on an interface, such as a service's virtual address.
@@ -231,6 +253,8 @@ pub enum KernelLog {
 pub struct Limits {
     /// Client connections at once, all listeners together. Default 65,536.
     pub max_connections: usize,
+    /// Requests at once on one HTTP/2 connection. Default 256.
+    pub max_streams: u32,
     /// Longest request head, in bytes. Default 64 KiB.
     pub max_head_bytes: usize,
     /// Longest request body, in bytes (`bbr.maxRequestBodyBytes`). Default 64 MiB; never more than

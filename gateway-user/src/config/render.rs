@@ -2,9 +2,9 @@
 //! configuration.
 
 use super::document::{
-    Admin, ApiVersion, AppProtocol, Bbr, Debugging, Exchange, FlowPath, InferenceGatewayConfig,
-    Kernel, Kind, KvEvents, Limits, Listener, Metadata, Metrics, Mode, Pod, Protocol,
-    SaturationLimits, Scheduler, Spec, VirtualAddress,
+    Admin, ApiVersion, AppProtocol, Bbr, Certificate, Debugging, Exchange, FlowPath,
+    InferenceGatewayConfig, Kernel, Kind, KvEvents, Limits, Listener, Metadata, Metrics, Mode, Pod,
+    Protocol, SaturationLimits, Scheduler, Spec, Tls, VirtualAddress,
 };
 use super::units::{Block, KubeDuration, Size};
 use super::{Config, EventSource, MetricsSource, policy};
@@ -54,6 +54,7 @@ impl Config {
                 .collect(),
             },
             limits: limits(&self.limits),
+            tls: self.tls.as_ref().map(tls),
             exchange: self.exchange.as_ref().map(exchange),
             workers: count(self.workers),
             access_log: self.access_log,
@@ -68,12 +69,12 @@ impl Config {
 }
 
 fn listener(listener: &super::Listener) -> Listener {
-    let super::Listener { name, address, port, virtual_addresses } = listener;
+    let super::Listener { name, address, port, virtual_addresses, tls } = listener;
     Listener {
         name: Some(name.clone()),
         address: *address,
         port: *port,
-        protocol: Protocol::Http,
+        protocol: if *tls { Protocol::Https } else { Protocol::Http },
         virtual_addresses: virtual_addresses.iter().map(virtual_address).collect(),
     }
 }
@@ -86,6 +87,7 @@ fn virtual_address(address: &super::VirtualAddress) -> VirtualAddress {
 fn limits(limits: &super::Limits) -> Limits {
     Limits {
         max_connections: count(limits.max_connections),
+        max_streams_per_connection: limits.max_streams,
         max_head_bytes: size(limits.max_head_bytes),
         max_buffered_bytes: size(limits.max_buffered_bytes),
         header_timeout: KubeDuration(limits.header_timeout),
@@ -97,6 +99,16 @@ fn limits(limits: &super::Limits) -> Limits {
         max_attempts: limits.max_attempts,
         drain_timeout: KubeDuration(limits.drain_timeout),
     }
+}
+
+fn tls(tls: &super::Tls) -> Tls {
+    let super::Tls { certificates, client_ca_file } = tls.clone();
+    let of = |of: super::Certificate| Certificate {
+        certificate_file: of.certificate_file,
+        key_file: of.key_file,
+    };
+    let certificates = certificates.into_iter().map(of).collect();
+    Tls { acm_arn: None, certificates, client_ca_file }
 }
 
 fn exchange(exchange: &super::Exchange) -> Exchange {

@@ -9,13 +9,14 @@ use gateway_common::framing::{Framing, Malformed};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::account::tail::Tail;
-use crate::client::{Writer, has_left};
+use crate::client::Writer;
 use crate::flow::carrier::{Carrier, Returned};
 use crate::flow::head::ClientSide;
 use crate::flow::path::Bytes;
 use crate::flow::send::{Begun, Watch};
 use crate::listen::Worker;
 use crate::metrics::Outcome;
+use crate::request::head::Version;
 use crate::upstream::Upstream;
 
 /// Where an answer goes.
@@ -25,7 +26,7 @@ pub struct To<'a> {
     pub side: ClientSide<'a>,
     /// The client, watched.
     pub watch: Watch<'a>,
-    /// The client's socket.
+    /// Where it is written.
     pub writer: Writer<'a>,
     /// Whose it is.
     pub worker: &'a Worker,
@@ -38,7 +39,8 @@ pub struct Delivered {
     pub outcome: Outcome,
     /// The client's connection can carry another request.
     pub keep_alive: bool,
-    /// The end must be a reset: the client takes any other end for the end of the body.
+    /// The end must be a reset: the client takes any other end for the end of the body, or for the end of what was
+    /// asked on HTTP/2.
     pub reset: bool,
     /// Chunks of the body.
     pub chunks: u64,
@@ -77,7 +79,7 @@ pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Deliv
         last_received: received,
     };
     drop(body);
-    let write = timeout(pause, writer.write_all([&out, &[]]));
+    let write = timeout(pause, writer.write_all(&out));
     let written = tokio::select! {
         biased;
         written = write => written,
@@ -94,7 +96,9 @@ pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Deliv
     let idle = sleep_until(first_written + pause);
     tokio::pin!(idle);
     while end.is_none() && !state.framing.is_done() && !closed {
-        carrier.offer(writer.sent(), &state.framing, writer.socket());
+        if let Some(socket) = writer.socket() {
+            carrier.offer(writer.sent(), &state.framing, socket);
+        }
         let mut rest = Ok(Vec::new());
         let read = carrier.read(&worker.scratch, |returned, bytes| {
             if let Some(returned) = returned {
@@ -148,10 +152,12 @@ pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Deliv
         // The client is slower than the pod, or than the kernel's own worker: nothing is read until it has
         // taken this.
         let write = timeout(pause, async {
-            if std::mem::take(&mut state.on_their_way) {
-                carrier.settle(writer.sent(), writer.socket()).await;
+            if std::mem::take(&mut state.on_their_way)
+                && let Some(socket) = writer.socket()
+            {
+                carrier.settle(writer.sent(), socket).await;
             }
-            writer.write_all([&rest, &[]]).await
+            writer.write_all(&rest).await
         });
         tokio::select! {
             biased;
@@ -164,15 +170,18 @@ pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Deliv
     }
     // A pod on this node is told by the client's own socket that it is closed, and may leave before the daemon
     // has looked: that is not the pod's doing.
-    if end == Some(Outcome::Aborted) && has_left(writer.socket()) {
+    if end == Some(Outcome::Aborted) && writer.has_left() {
         end = Some(Outcome::ClientGone);
     }
     if let Some(returned) = carrier.take_back() {
         state.take_back(&returned, &writer);
     }
-    if state.on_their_way && end != Some(Outcome::ClientGone) {
+    if state.on_their_way
+        && end != Some(Outcome::ClientGone)
+        && let Some(socket) = writer.socket()
+    {
         // Else closing the client's connection, or the next answer, would overtake them.
-        let settled = timeout(pause, carrier.settle(writer.sent(), writer.socket()));
+        let settled = timeout(pause, carrier.settle(writer.sent(), socket));
         tokio::select! {
             biased;
             settled = settled => if settled.is_err() {
@@ -192,7 +201,8 @@ pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Deliv
             _ => Outcome::Ok,
         }),
         keep_alive: whole && keep_alive,
-        reset: !whole && (head.until_close || (head.chunked && !raw)),
+        reset: !whole
+            && (head.until_close || (head.chunked && !raw) || side.version == Version::Http2),
         chunks: framing.chunks(),
         bytes,
         tail,

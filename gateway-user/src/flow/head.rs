@@ -6,7 +6,9 @@ use gateway_common::framing::Framing;
 
 use crate::error::retry_after;
 use crate::explain::EXPLAIN_HEADER;
-use crate::request::head::{Head, MAX_HEADERS, SESSION_HEADER, content_length, is_hop_by_hop};
+use crate::request::head::{
+    Head, MAX_HEADERS, SESSION_HEADER, Version, content_length, is_hop_by_hop,
+};
 
 /// What the gateway must know of a response's head.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,8 +41,8 @@ pub struct BadHead(&'static str);
 /// How the client takes the response.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientSide<'a> {
-    /// HTTP/1.0: never chunked.
-    pub http10: bool,
+    /// What it speaks: only HTTP/1.1 takes chunks.
+    pub version: Version,
     /// The client's connection goes on after this response.
     pub keep_alive: bool,
     /// The id that the client can name when it asks what happened.
@@ -145,7 +147,7 @@ impl<'a> ClientSide<'a> {
     /// The client of this request.
     pub fn new(request: &Head, keep_alive: bool, request_id: &'a str) -> Self {
         Self {
-            http10: request.http10,
+            version: request.version,
             keep_alive,
             request_id,
             explain: None,
@@ -159,7 +161,7 @@ impl ResponseHead {
     /// Writes the head for the client, with its empty line. Returns whether the body's chunk framing goes
     /// to the client as well, and whether the client's connection goes on.
     pub fn write(&self, client: ClientSide<'_>, out: &mut Vec<u8>) -> (bool, bool) {
-        let raw = self.chunked && !client.http10;
+        let raw = self.chunked && client.version == Version::Http11;
         // Without chunks or a length, the end of the connection is the end of the body.
         let keep_alive = client.keep_alive && !self.until_close && (raw || !self.chunked);
         out.extend_from_slice(&self.forward);
@@ -191,14 +193,14 @@ fn starts_with_ignore_case(value: &[u8], prefix: &[u8]) -> bool {
 }
 
 /// Longest response head, in bytes; vLLM's is 163.
-const MAX_HEAD: usize = 64 * 1024;
+pub(crate) const MAX_HEAD: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const SIDE: ClientSide<'static> = ClientSide {
-        http10: false,
+        version: Version::Http11,
         keep_alive: true,
         request_id: "r1",
         explain: None,
@@ -237,7 +239,7 @@ mod tests {
         );
         // An HTTP/1.0 client gets the payload alone, until the connection ends.
         let (text, raw, keep) =
-            written(&head, ClientSide { http10: true, keep_alive: false, ..SIDE });
+            written(&head, ClientSide { version: Version::Http10, keep_alive: false, ..SIDE });
         assert!(
             !raw && !keep
                 && !text.contains("transfer-encoding")

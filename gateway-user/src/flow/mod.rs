@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 
 use crate::account::tail::Tail;
 use crate::admit;
-use crate::client::{Client, Writer};
+use crate::client::Client;
 use crate::error::Refusal;
 use crate::explain;
 use crate::flow::carrier::{Local, Relay, Splice};
@@ -33,6 +33,7 @@ use crate::kernel;
 use crate::listen::Worker;
 use crate::metrics::{Outcome, Rejection};
 use crate::pool::{Answered, Ask, Place, Pod, PodId, Pool};
+use crate::request::head::Version;
 use crate::schedule::NoPod;
 use crate::schedule::prefix::Prompt;
 use crate::upstream::Use;
@@ -56,6 +57,8 @@ pub struct Request<'a> {
     pub max_tokens: Option<u64>,
     /// The answer is asked for as a stream.
     pub stream: bool,
+    /// The kernel could write to the client.
+    pub for_kernel: bool,
     /// It was a HEAD: the answer has no body.
     pub to_head: bool,
     /// How the client takes the answer.
@@ -105,7 +108,7 @@ pub async fn exchange(
     worker: &Worker,
 ) -> Exchange {
     let Client { stream, input, .. } = &mut *client;
-    let (reader, _) = stream.split();
+    let reader = stream.reader();
     let mut watch = Watch { reader, input, scratch: &worker.scratch };
     let mut tried = Vec::new();
     let mut attempts = 0;
@@ -342,21 +345,20 @@ async fn pass(
     }
     // What was wrong before the content has been counted.
     let was_fine = trouble.is_none();
-    let unchanged = !(begun.head.chunked && side.http10);
+    let unchanged = !(begun.head.chunked && side.version == Version::Http10);
     let response = Response { event_stream: stream, unchanged };
-    let mut plan = Plan::new(response, upstream.link.as_ref().map_err(|reason| *reason));
-    if let Plan::Kernel(_) = plan
-        && client.receiver.is_none()
-    {
-        match worker.gateway.paths.receiver(&client.stream) {
-            Ok(receiver) => client.receiver = Some(receiver),
+    let Client { stream: socket, input, sent: counted, receiver, .. } = &mut *client;
+    let link = upstream.link.as_ref().map_err(|reason| *reason);
+    let mut plan = Plan::new(response, socket.for_kernel().and(link));
+    if let (Plan::Kernel(_), Ok(socket), None) = (plan, socket.for_kernel(), &receiver) {
+        match worker.gateway.paths.receiver(socket) {
+            Ok(taken) => *receiver = Some(taken),
             Err(reason) => plan = Plan::Relay(reason),
         }
     }
-    let Client { stream: socket, input, sent: counted, receiver, .. } = &mut *client;
-    let (reader, half) = socket.split();
+    let (reader, writer) = socket.split(counted);
     let watch = Watch { reader, input, scratch: &worker.scratch };
-    let to = To { side, watch, writer: Writer::new(half, counted), worker };
+    let to = To { side, watch, writer, worker };
     let kernel = match (plan, receiver) {
         (Plan::Kernel(path), Some(receiver)) => {
             upstream.take_link().map(|link| (path, link, &*receiver))
@@ -428,7 +430,7 @@ impl Request<'_> {
 
     /// What its connection to a pod is for.
     fn usage(&self) -> Use {
-        if self.stream { Use::Streams } else { Use::Answers }
+        if self.stream && self.for_kernel { Use::Streams } else { Use::Answers }
     }
 }
 

@@ -4,11 +4,10 @@ use std::io;
 use std::time::Duration;
 
 use gateway_common::framing::{Framing, Malformed};
-use tokio::net::tcp::ReadHalf;
 use tokio::time::{Instant, sleep_until};
 
 use crate::account::tail::Tail;
-use crate::client::{Scratch, gone, write_all};
+use crate::client::{Reader, Scratch, write_all};
 use crate::flow::Request;
 use crate::flow::head::{self, ResponseHead};
 use crate::flow::hold::{self, ENOUGH, Trouble, Verdict};
@@ -86,8 +85,8 @@ impl Failure {
 /// The client's side of an exchange, watched while the pod works.
 #[derive(Debug)]
 pub struct Watch<'a> {
-    /// The client's socket, as far as it is read.
-    pub reader: ReadHalf<'a>,
+    /// The client, as far as it is read.
+    pub reader: Reader<'a>,
     /// Where its pipelined bytes go.
     pub input: &'a mut Vec<u8>,
     /// The worker's buffer.
@@ -95,9 +94,9 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// See [`gone`].
+    /// See [`Reader::gone`].
     pub async fn gone(&mut self) {
-        gone(&mut self.reader, self.input, self.scratch).await;
+        self.reader.gone(self.input, self.scratch).await;
     }
 }
 

@@ -18,7 +18,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::descriptor::{self as metric, Descriptor};
 use super::labels::{ByLabel, Label};
-use super::{GatewayMetrics, PoolMetrics, Shared};
+use super::{GatewayMetrics, PoolMetrics, Shared, TlsMetrics};
 use crate::schedule::{PodView, Signals};
 
 /// One pod as it is now.
@@ -60,6 +60,7 @@ impl Collector for Exposition {
         events(&mut writer, &self.shared.pools.read())?;
         flow(&mut writer, &self.shared.gateway)?;
         exchange(&mut writer, &self.shared)?;
+        tls(&mut writer, self.shared.gateway.tls.get())?;
         let build = &self.shared.build;
         writer
             .family(&metric::BUILD)?
@@ -204,6 +205,19 @@ fn exchange(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {
     let mut family = writer.family(&metric::EXCHANGE_DATAGRAMS)?;
     let counted = shared.gateway.datagrams.get();
     counted.map_or(Ok(()), |counted| family.add_each(None, counted))
+}
+
+fn tls(writer: &mut Writer<'_, '_>, tls: Option<&TlsMetrics>) -> fmt::Result {
+    let mut family = writer.family(&metric::TLS_HANDSHAKES)?;
+    tls.map_or(Ok(()), |tls| family.add_each(None, &tls.handshakes))?;
+    let mut family = writer.family(&metric::TLS_RELOADS)?;
+    tls.map_or(Ok(()), |tls| family.add_each(None, &tls.reloads))?;
+    let mut family = writer.family(&metric::TLS_EXPIRY)?;
+    let expiries = tls.map(|tls| tls.expiries.read());
+    expiries
+        .iter()
+        .flat_map(|all| all.iter())
+        .try_for_each(|expiry| family.add(&[&expiry.file], &ConstGauge::new(expiry.at)))
 }
 
 /// Over the pods whose usage is known; `None` without any.

@@ -164,6 +164,13 @@ describe! {
     /// Datagrams of the exchange between gateways, by what became of them.
     EXCHANGE_DATAGRAMS: Counter "exchange_datagrams" ["result"];
 
+    /// TLS handshakes of clients, by how they went.
+    TLS_HANDSHAKES: Counter "tls_handshakes" ["result"];
+    /// Changes of the files with certificates and keys, by what became of them.
+    TLS_RELOADS: Counter "tls_reloads" ["result"];
+    /// When the certificate in this file, which is in use, ends: seconds since 1970.
+    TLS_EXPIRY: Gauge "tls_certificate_expiry_timestamp_seconds" ["certificate"];
+
     /// Always 1; its labels say what is running.
     BUILD: Gauge "build_info" ["version", "revision"];
 }

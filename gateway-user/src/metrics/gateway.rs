@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::labels::{Arrival, ByLabel, Datagram, Outcome, Path, PathReason, Refusal};
 use super::pool::{count, raise};
 use super::record::Record;
+use super::tls::TlsMetrics;
 use super::window::Window;
 
 /// What is counted of the gateway as a whole.
@@ -29,6 +30,7 @@ pub struct GatewayMetrics {
     pub(super) responses: ByLabel<Path, ByLabel<PathReason, Counter>>,
     pub(super) bytes: ByLabel<Path, Counter>,
     pub(super) datagrams: OnceLock<ByLabel<Datagram, Counter>>,
+    pub(super) tls: OnceLock<TlsMetrics>,
     recent: Mutex<Window>,
     start: Instant,
 }
@@ -46,6 +48,7 @@ impl GatewayMetrics {
             responses: ByLabel::default(),
             bytes: ByLabel::default(),
             datagrams: OnceLock::new(),
+            tls: OnceLock::new(),
             recent: Mutex::default(),
             start: Instant::now(),
         }
@@ -59,6 +62,11 @@ impl GatewayMetrics {
     /// Counts a datagram of the exchange between gateways. Its series begin with the first call.
     pub fn datagram(&self, became: Datagram) {
         count(self.datagrams.get_or_init(ByLabel::default).get(became));
+    }
+
+    /// What is counted of TLS. Its series begin with the first call.
+    pub fn tls(&self) -> &TlsMetrics {
+        self.tls.get_or_init(TlsMetrics::default)
     }
 
     /// Takes what the kernel has counted since the start: workers' sockets passed over, and

@@ -179,6 +179,24 @@ labels! {
         Malformed = "malformed",
     }
 
+    /// How a client's TLS handshake went.
+    Handshake {
+        /// It was done.
+        Done = "done",
+        /// The client offered nothing that is spoken here, showed no certificate that is trusted, or left.
+        Failed = "failed",
+        /// It took longer than `limits.headerTimeout`.
+        TimedOut = "timed_out",
+    }
+
+    /// What became of changed files.
+    Reload {
+        /// They are in use.
+        Done = "done",
+        /// They cannot be used.
+        Failed = "failed",
+    }
+
     /// Why a scrape told nothing.
     ScrapeFailure {
         /// No connection.

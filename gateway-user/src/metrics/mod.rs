@@ -21,6 +21,7 @@ mod gateway;
 mod labels;
 mod pool;
 mod record;
+mod tls;
 mod window;
 
 pub use collect::PodSample;
@@ -29,11 +30,12 @@ pub use events::EventMetrics;
 pub use format::Format;
 pub use gateway::{GatewayMetrics, ListenerMetrics};
 pub use labels::{
-    Arrival, Datagram, Label, Outcome, Path, PathReason, Recognition, Refusal, Rejection,
-    ScrapeFailure,
+    Arrival, Datagram, Handshake, Label, Outcome, Path, PathReason, Recognition, Refusal,
+    Rejection, Reload, ScrapeFailure,
 };
 pub use pool::PoolMetrics;
 pub use record::Record;
+pub use tls::{Expiry, TlsMetrics};
 
 /// Every metric, and where to get the handles.
 #[derive(Debug)]

@@ -284,6 +284,8 @@ fn the_docs_list_every_value_of_a_label() {
         texts::<ScrapeFailure>(),
         texts::<Recognition>(),
         texts::<Datagram>(),
+        texts::<Handshake>(),
+        texts::<Reload>(),
     ];
     for text in all.concat() {
         assert!(page.contains(&format!("`{text}`")), "docs/metrics.md does not explain `{text}`");
@@ -360,6 +362,8 @@ fn full() -> Metrics {
     gateway.steered(2, 1);
     gateway.refused(Refusal::UnknownModel);
     gateway.datagram(Datagram::Taken);
+    gateway.tls().handshake(Handshake::Done);
+    gateway.tls().certificates(&[Expiry { file: "tls.crt".into(), at: 1_800_000_000 }]);
     pool.peers(1);
     metrics
 }

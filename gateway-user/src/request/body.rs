@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use bytes::BufMut;
 use gateway_common::framing::Framing;
-use tokio::io::AsyncReadExt as _;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::client::Client;
@@ -74,7 +73,7 @@ pub async fn read_body<T>(
     let finder = Finder::for_head(head)?;
     let is_far = match head.body {
         BodyLength::Known(length) => length > (client.input.len() + WORTH_READING) as u64,
-        BodyLength::Chunked => false,
+        BodyLength::Chunked | BodyLength::UntilEnd => false,
     };
     if (is_far || head.expects_continue && client.input.is_empty())
         && let Some(why) = useless(None)
@@ -100,6 +99,7 @@ pub async fn read_body<T>(
         // Checked against the cap, which is a usize.
         BodyLength::Known(length) => incoming.known(length as usize, &useless).await?,
         BodyLength::Chunked => incoming.chunked(cap).await?,
+        BodyLength::UntilEnd => incoming.until_end(cap).await?,
     };
     if !whole {
         return Ok(None);
@@ -188,14 +188,34 @@ impl Incoming<'_> {
         }
     }
 
+    /// Reads a body of at most `cap` bytes that ends with its stream. `false`: the client left.
+    async fn until_end(&mut self, cap: usize) -> Result<bool, Refusal> {
+        loop {
+            let before = self.bytes.len();
+            if before == self.bytes.capacity() {
+                self.make_room(1, usize::MAX)?;
+            }
+            match self.read_some(cap.saturating_add(1) - before).await? {
+                Some(0) => return Ok(true),
+                Some(_) if self.bytes.len() > cap => return Err(Refusal::body_too_large(cap)),
+                Some(_) => self.look(before).map_err(|fault| cut(&fault))?,
+                None => return Ok(false),
+            }
+        }
+    }
+
     /// Reads once, straight into `bytes`, at most `left` bytes. `false`: the client left.
     async fn read(&mut self, left: usize) -> Result<bool, Refusal> {
+        Ok(!matches!(self.read_some(left).await?, None | Some(0)))
+    }
+
+    /// Reads once, straight into `bytes`, at most `left` bytes. 0 is the end, `None` another end than that.
+    async fn read_some(&mut self, left: usize) -> Result<Option<usize>, Refusal> {
         let room = (self.bytes.capacity() - self.bytes.len()).min(left);
         let due = self.due();
         let mut rest = (&mut self.bytes).limit(room);
-        match timeout_at(due, self.client.stream.read_buf(&mut rest)).await {
-            Ok(Ok(count)) => Ok(count > 0),
-            Ok(Err(_)) => Ok(false),
+        match timeout_at(due, self.client.stream.read_into(&mut rest)).await {
+            Ok(read) => Ok(read.ok()),
             Err(_) => Err(slow(self.worker)),
         }
     }

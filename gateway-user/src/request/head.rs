@@ -17,8 +17,8 @@ pub struct Head {
     pub path: Box<str>,
     /// The query, without its question mark.
     pub query: Option<Box<str>>,
-    /// HTTP/1.0: the answer must not be chunked and the connection ends after it.
-    pub http10: bool,
+    /// What the client speaks.
+    pub version: Version,
     /// The client will send further requests on this connection.
     pub keep_alive: bool,
     /// How the body's end is told.
@@ -35,6 +35,17 @@ pub struct Head {
     pub session: Option<Box<str>>,
     /// The head for the pod, without the headers that depend on the body and without the empty line.
     pub forward: Vec<u8>,
+}
+
+/// What a client speaks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Version {
+    /// HTTP/1.0: the answer must not be chunked and the connection ends after it.
+    Http10,
+    /// HTTP/1.1
+    Http11,
+    /// HTTP/2: the answer has no framing of its own.
+    Http2,
 }
 
 /// A method, as far as it matters.
@@ -57,6 +68,8 @@ pub enum BodyLength {
     Known(u64),
     /// Chunked.
     Chunked,
+    /// It ends with the stream of an HTTP/2 connection.
+    UntilEnd,
 }
 
 /// Reads a head from the front of `input`. `None`: it is not complete yet.
@@ -234,7 +247,7 @@ impl<'a> Fields<'a> {
             },
             path: path.into(),
             query: query.map(Into::into),
-            http10,
+            version: if http10 { Version::Http10 } else { Version::Http11 },
             // HTTP/1.0 clients that want a kept connection are long gone.
             keep_alive: !http10
                 && !self.connection.iter().any(|token| token.eq_ignore_ascii_case("close")),
@@ -377,7 +390,7 @@ mod tests {
         assert_eq!(head.method, Method::Post);
         assert_eq!((&*head.path, head.query.as_deref()), ("/v1/chat/completions", Some("x=1")));
         assert_eq!(head.body, BodyLength::Known(12));
-        assert!(head.keep_alive && !head.http10 && !head.expects_continue);
+        assert!(head.keep_alive && head.version == Version::Http11 && !head.expects_continue);
         assert_eq!(head.request_id.as_deref(), Some("abc"));
         assert_eq!(
             String::from_utf8(head.forward).unwrap(),
@@ -472,7 +485,7 @@ mod tests {
     fn connections_end_when_asked() {
         assert!(!head("GET / HTTP/1.1\r\nhost: a\r\nConnection: Close\r\n\r\n").keep_alive);
         let old = head("GET / HTTP/1.0\r\n\r\n");
-        assert!(!old.keep_alive && old.http10);
+        assert!(!old.keep_alive && old.version == Version::Http10);
         assert!(String::from_utf8(old.forward).unwrap().contains("host: sluice\r\n"));
     }
 

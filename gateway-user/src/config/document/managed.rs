@@ -72,13 +72,34 @@ pub struct BackendRef {
 }
 
 /// HTTPS for clients.
-#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Tls {
     /// A certificate in AWS Certificate Manager.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 2048))]
+    #[schemars(length(max = 2048), extend("x-note" = "has no effect: the certificate is shown by the load balancer in front"))]
     pub acm_arn: Option<String>,
+    /// What listeners with `protocol: https` show. The first one that is for the name a client asks for; without one,
+    /// the first of all. The files are read again when they change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100))]
+    pub certificates: Vec<Certificate>,
+    /// Clients must show a certificate that one of those in this PEM file has signed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096), extend("format" = "path", "x-example" = "/etc/sluice/clients-ca.crt"))]
+    pub client_ca_file: Option<String>,
+}
+
+/// A certificate with its key, as a Kubernetes Secret of type `kubernetes.io/tls` holds them.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Certificate {
+    /// PEM: the certificate, and behind it those that lead to one that clients trust.
+    #[schemars(length(min = 1, max = 4096), extend("format" = "path", "x-example" = "/etc/sluice/tls/tls.crt"))]
+    pub certificate_file: String,
+    /// PEM: its private key.
+    #[schemars(length(min = 1, max = 4096), extend("format" = "path", "x-example" = "/etc/sluice/tls/tls.key"))]
+    pub key_file: String,
 }
 
 /// Who may send requests.

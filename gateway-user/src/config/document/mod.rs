@@ -17,8 +17,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::managed::{
-    Auth, BackendRef, Bbr, Claim, ClaimType, Jwks, Jwt, MetricsExport, Observability, PodDefaults,
-    Provider, Tls,
+    Auth, BackendRef, Bbr, Certificate, Claim, ClaimType, Jwks, Jwt, MetricsExport, Observability,
+    PodDefaults, Provider, Tls,
 };
 pub(super) use self::policy::exact;
 pub use self::policy::{
@@ -136,12 +136,7 @@ pub struct Spec {
     #[schemars(length(max = 132))]
     pub profiles: Vec<Profile>,
     /// HTTPS for clients.
-    // A note and not an error: listeners answer in clear text, so that a client who expects HTTPS
-    // fails to connect and nothing is sent unencrypted by surprise. The managed product, too, ends
-    // TLS before its gateway. A listener with `protocol: https` is an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-note" = "has no effect in this version: listeners speak http; \
-        TLS ends at the load balancer in front"))]
     pub tls: Option<Tls>,
     /// Who may send requests.
     // Never ignored: requests that this would refuse would be let in.
@@ -182,10 +177,7 @@ pub struct Listener {
     #[schemars(range(min = 0, max = 65535), extend("format" = "port"))]
     pub port: u16,
     /// What is spoken.
-    // Never ignored: what clients send would go over the wire in clear text.
     #[serde(default)]
-    #[schemars(extend("x-unless" = "http", "x-refused" = "is not served in this version; \
-        end TLS in front of the gateway"))]
     pub protocol: Protocol,
     /// Further addresses that are served without being bound, such as a service's virtual address:
     /// sk_lookup steers them here.
@@ -220,10 +212,10 @@ impl Default for Listener {
 #[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
-    /// Clear text.
+    /// Clear text: HTTP/1.1, and HTTP/2 of clients that know that it is spoken.
     #[default]
     Http,
-    /// TLS.
+    /// TLS with the certificates of `spec.tls`: HTTP/1.1 and HTTP/2.
     Https,
 }
 
@@ -321,6 +313,9 @@ pub struct Limits {
     /// Client connections at once, all listeners together.
     #[schemars(range(min = 1, max = 1048576))]
     pub max_connections: u32,
+    /// Requests at once on one HTTP/2 connection.
+    #[schemars(range(min = 1, max = 65535))]
+    pub max_streams_per_connection: u32,
     /// Longest request head.
     #[schemars(extend("x-minimum" = "1Ki", "x-maximum" = "1Mi"))]
     pub max_head_bytes: Size,
@@ -358,6 +353,7 @@ impl Default for Limits {
         let seconds = |count| KubeDuration(Duration::from_secs(count));
         Self {
             max_connections: 65_536,
+            max_streams_per_connection: 256,
             max_head_bytes: Size(64 << 10),
             max_buffered_bytes: Size(1 << 30),
             header_timeout: seconds(10),
