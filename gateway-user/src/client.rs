@@ -104,6 +104,14 @@ impl Client {
         }
     }
 
+    /// Says over TLS that the connection ends here, where nothing is under way and nothing unread.
+    pub async fn close(&mut self) {
+        if let Stream::Tls(_) = self.stream {
+            // It is dropped next.
+            let _ = timeout(CLOSE, self.stream.shutdown()).await;
+        }
+    }
+
     /// Reads and throws away until the client ends or `most` bytes or `within` have passed, after
     /// sending our own end. Closing with bytes unread would reset the connection, and the reset can
     /// overtake the answer.
@@ -216,6 +224,9 @@ const LINGER_BYTES: usize = 64 * 1024 * 1024;
 
 /// How long that may take.
 const LINGER: Duration = Duration::from_secs(2);
+
+/// How long a client may take to take the end of TLS.
+const CLOSE: Duration = Duration::from_secs(1);
 
 /// How often it is looked how much of a broken answer is still to be delivered.
 const DELIVERY_POLL: Duration = Duration::from_millis(10);

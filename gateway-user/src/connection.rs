@@ -56,6 +56,7 @@ pub async fn serve(mut stream: Stream, inlet: Inlet) {
         }
         wait = limits.idle_timeout;
     }
+    client.close().await;
 }
 
 /// A connection's first bytes, as many as tell what it speaks. `None`: it is over.

@@ -2,7 +2,7 @@
 //! [`engine`] is a simulated model server, [`pod`] one that a test writes by hand, [`script`] one
 //! whose every byte a client can foretell by [`pattern`], [`soak`] traffic between such two,
 //! [`netns`] a network of a test's own, [`tun`] a device whose far end the test is, [`hand`] a pod there
-//! that makes its own segments, [`steering`] what is steered, [`sim`] a whole fleet in no time, [`bench`]
+//! that makes its own segments, [`steering`] what is steered, [`tls`] and [`http2`] clients of both, [`sim`] a whole fleet in no time, [`bench`]
 //! what the benchmarks have in common.
 
 #![allow(
@@ -19,6 +19,7 @@ pub mod client;
 pub mod engine;
 pub mod gateway;
 pub mod hand;
+pub mod http2;
 pub mod netns;
 pub mod pattern;
 pub mod pod;
@@ -27,4 +28,5 @@ pub mod script;
 pub mod sim;
 pub mod soak;
 pub mod steering;
+pub mod tls;
 pub mod tun;

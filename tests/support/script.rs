@@ -432,7 +432,7 @@ fn answer(stream: &mut TcpStream, script: &Script, pod: usize, connection: u64) 
 }
 
 /// The header that carries a script.
-const SCRIPT: &str = "x-script";
+pub const SCRIPT: &str = "x-script";
 
 /// Between two writes, so that they are not read as one.
 const PAUSE: Duration = Duration::from_millis(1);
