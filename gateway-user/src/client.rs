@@ -56,10 +56,7 @@ pub struct Scratch(RefCell<Box<[u8]>>);
 impl Client {
     /// A connection of HTTP/1.1 of which `input` has been read.
     pub fn new(mut stream: Stream, input: Vec<u8>) -> Self {
-        if let Some(socket) = stream.socket() {
-            // Failing leaves an ordinary close, all that is possible then.
-            let _ = socket2::SockRef::from(socket).set_linger(Some(Duration::ZERO));
-        }
+        stream.reset_on_close(true);
         let sent = Cell::new(0);
         Self { stream, input, answering: false, sent, receiver: None, ending: Ending::Orderly }
     }
@@ -164,12 +161,9 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if !self.answering
-            && self.ending == Ending::Orderly
-            && let Some(socket) = self.stream.socket()
-        {
+        if !self.answering && self.ending == Ending::Orderly {
             // What has been written is still delivered then.
-            let _ = socket2::SockRef::from(socket).set_linger(None);
+            self.stream.reset_on_close(false);
         }
     }
 }

@@ -33,13 +33,20 @@ pub struct Inlet {
     pub place: Rc<Admission>,
 }
 
-/// Serves a connection until it ends.
-pub async fn serve(mut stream: Stream, inlet: Inlet) {
+/// Serves a connection until it ends. `is_http2`: nothing else is spoken on it.
+pub async fn serve(mut stream: Stream, is_http2: bool, inlet: Inlet) {
     let worker = &*inlet.worker;
     let limits = worker.limits();
+    stream.reset_on_close(true);
     // A client that connects has something to say; only between requests may it take its time.
-    let Some(read) = beginning(&mut stream, worker).await else { return };
-    if http2::begins(&read) == Some(true) {
+    let read = match is_http2 {
+        true => Some(Vec::new()),
+        false => beginning(&mut stream, worker).await,
+    };
+    let Some(read) = read else { return stream.reset_on_close(false) };
+    if is_http2 || http2::begins(&read) == Some(true) {
+        // Its frames tell what is whole, however the connection ends.
+        stream.reset_on_close(false);
         return match stream {
             Stream::Plain(stream) => http2::serve(stream, read, inlet).await,
             Stream::Tls(stream) => http2::serve(stream.into_inner(), read, inlet).await,

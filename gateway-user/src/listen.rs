@@ -20,13 +20,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::client::{Client, Scratch, Stream};
-use crate::config::{Limits, Listener};
+use crate::config::{self, Limits, Listener};
 use crate::connection::{Inlet, serve};
 use crate::direct::Exclusive;
 use crate::error::Refusal;
 use crate::gateway::{Admission, Gateway, RequestId};
 use crate::metrics::{Arrival, Handshake, ListenerMetrics, Refusal as Reason};
-use crate::tls::Tls;
+use crate::tls::{self, Tls};
 use crate::upstream::Upstreams;
 
 /// What one worker has to itself.
@@ -55,6 +55,8 @@ pub struct Socket {
     pub metrics: Arc<ListenerMetrics>,
     /// The one pool that the listener serves, if it does.
     pub exclusive: Option<Exclusive>,
+    /// What is spoken.
+    pub protocol: config::Protocol,
     /// What it shows its clients, if it speaks TLS.
     pub tls: Option<Tls>,
 }
@@ -183,6 +185,7 @@ struct Entry {
     arrival: Arrival,
     metrics: Arc<ListenerMetrics>,
     exclusive: Option<Exclusive>,
+    protocol: config::Protocol,
     tls: Option<Tls>,
 }
 
@@ -199,9 +202,9 @@ pub fn run(
     let worker = Rc::new(Worker::new(gateway, seed));
     local.block_on(&runtime, async move {
         let mut loops = Vec::new();
-        for Socket { listener, socket, arrival, metrics, exclusive, tls } in sockets {
+        for Socket { listener, socket, arrival, metrics, exclusive, protocol, tls } in sockets {
             let listening = tokio::net::TcpListener::from_std(socket)?;
-            let entry = Entry { listener, arrival, metrics, exclusive, tls };
+            let entry = Entry { listener, arrival, metrics, exclusive, protocol, tls };
             loops.push(tokio::task::spawn_local(accept(entry, listening, Rc::clone(&worker))));
         }
         accepting();
@@ -265,6 +268,7 @@ async fn connection(
     // A client that does not read costs a window, and not all that the system allows a send buffer.
     let _ = SockRef::from(&stream).set_tcp_notsent_lowat(WINDOW as u32);
     let patience = worker.limits().header_timeout;
+    let mut is_http2 = entry.protocol == config::Protocol::H2c;
     let stream = match &entry.tls {
         None => Stream::Plain(stream),
         Some(_) if place.is_none() => {
@@ -283,6 +287,7 @@ async fn connection(
             };
             worker.gateway.counted.tls().handshake(how);
             let Some(stream) = stream else { return };
+            is_http2 = stream.get_ref().1.alpn_protocol() == Some(tls::HTTP2);
             Stream::Tls(Box::new(RefCell::new(stream)))
         }
     };
@@ -300,7 +305,7 @@ async fn connection(
         return;
     };
     let exclusive = entry.exclusive.clone();
-    serve(stream, Inlet { worker, exclusive, place: Rc::new(place) }).await;
+    serve(stream, is_http2, Inlet { worker, exclusive, place: Rc::new(place) }).await;
 }
 
 /// Waits for the connections to end, or for the word to cut them.

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::admin::{self, Admin};
-use crate::config::{Config, Loaded, Scheduler, VirtualAddress};
+use crate::config::{Config, Loaded, Protocol, Scheduler, VirtualAddress};
 use crate::direct::Exclusive;
 use crate::exchange::Exchange;
 use crate::flow::path::Paths;
@@ -279,7 +279,7 @@ fn share(
     for Bound { listener, sockets, bound_virtual, dual, .. } in bound {
         let metrics = gateway.metrics.listener(&listener.name);
         let exclusive = exclusive(gateway, &listener.name, steered);
-        let tls = tls.filter(|_| listener.tls);
+        let tls = tls.filter(|_| listener.protocol == Protocol::Https);
         let name: Arc<str> = listener.name.into();
         let arrival = if steered.is_on() { Arrival::SkLookup } else { Arrival::Userspace };
         let groups = [(sockets, arrival), (dual, arrival)].into_iter();
@@ -293,6 +293,7 @@ fn share(
                         arrival,
                         metrics: Arc::clone(&metrics),
                         exclusive: exclusive.clone(),
+                        protocol: listener.protocol,
                         tls: tls.cloned(),
                     });
                 }

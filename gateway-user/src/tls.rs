@@ -192,7 +192,7 @@ fn build(
         }
     };
     let mut server = builder.with_cert_resolver(Arc::new(ByName(certificates)));
-    server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    server.alpn_protocols = vec![HTTP2.to_vec(), b"http/1.1".to_vec()];
     server.ticketer = Arc::clone(tickets);
     Ok(Current { server: Arc::new(server), expiries })
 }
@@ -212,6 +212,9 @@ fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
 fn fault(field: &str, file: &str, problem: impl std::fmt::Display) -> TlsError {
     TlsError { field: field.to_owned(), file: file.to_owned(), problem: problem.to_string() }
 }
+
+/// RFC 9113 section 3.2: what client and gateway call HTTP/2 when they agree on it.
+pub const HTTP2: &[u8] = b"h2";
 
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(1);

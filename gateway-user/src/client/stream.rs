@@ -101,6 +101,14 @@ impl Stream {
         }
     }
 
+    /// Has the kernel reset the connection when it is closed, as it is when the process is killed, or end it in order.
+    pub fn reset_on_close(&mut self, reset: bool) {
+        if let Some(socket) = self.socket() {
+            // Failing leaves an ordinary close, all that is possible then.
+            let _ = socket2::SockRef::from(socket).set_linger(reset.then_some(Duration::ZERO));
+        }
+    }
+
     /// The socket, if the kernel can write an answer to it as it is, or why not.
     pub fn for_kernel(&self) -> Result<&TcpStream, PathReason> {
         match self {

@@ -20,7 +20,7 @@ use super::tree::Node;
 use super::units::Size;
 use super::{
     Certificate, Config, EventSource, Exchange, Kernel, Limits, Listener, Loaded, MetricsSource,
-    NamedFile, Pod, Saturation, Scheduler, Steering, Tls, VirtualAddress,
+    NamedFile, Pod, Protocol, Saturation, Scheduler, Steering, Tls, VirtualAddress,
 };
 use crate::schedule::Policy;
 
@@ -172,9 +172,11 @@ impl Builder<'_> {
         for (index, listener) in listeners.into_iter().enumerate() {
             let path = path.index(index);
             let document::Listener { name, address, port, protocol, virtual_addresses } = listener;
-            let tls = protocol == document::Protocol::Https;
-            let scheme = if tls { "https" } else { "http" };
-            let name = name.unwrap_or_else(|| format!("{scheme}-{port}"));
+            let name = name.unwrap_or_else(|| match protocol {
+                Protocol::Http => format!("http-{port}"),
+                Protocol::Https => format!("https-{port}"),
+                Protocol::H2c => format!("h2c-{port}"),
+            });
             let basis = [path.clone(), path.parent().parent().field("admin")];
             self.take(&mut names, name.clone(), &path.field("name"), &basis);
             if port != 0 {
@@ -196,7 +198,7 @@ impl Builder<'_> {
                 effective_addresses.push(VirtualAddress { address, prefix: block.prefix, port });
             }
             let virtual_addresses = effective_addresses;
-            effective.push(Listener { name, address, port, virtual_addresses, tls });
+            effective.push(Listener { name, address, port, virtual_addresses, protocol });
         }
         effective
     }
@@ -209,7 +211,7 @@ impl Builder<'_> {
     ) -> Option<Tls> {
         let path = spec.field("tls");
         let document::Tls { certificates, client_ca_file, .. } = tls.clone().unwrap_or_default();
-        let secure = listeners.iter().position(|listener| listener.tls);
+        let secure = listeners.iter().position(|listener| listener.protocol == Protocol::Https);
         match (secure, certificates.is_empty()) {
             (Some(index), true) => {
                 let protocol = spec.field("listeners").index(index).field("protocol");

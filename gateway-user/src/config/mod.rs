@@ -167,8 +167,21 @@ pub struct Listener {
     pub port: u16,
     /// Further addresses and ports that are served without being bound: sk_lookup steers them here.
     pub virtual_addresses: Vec<VirtualAddress>,
-    /// It speaks TLS. Default: no.
-    pub tls: bool,
+    /// What is spoken; `http` by default.
+    pub protocol: Protocol,
+}
+
+/// What a listener speaks.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// Clear text: HTTP/1.1, and HTTP/2 of clients that know that it is spoken.
+    #[default]
+    Http,
+    /// TLS with the certificates of `spec.tls`: HTTP/1.1 and HTTP/2.
+    Https,
+    /// HTTP/2 in clear text, and nothing else.
+    H2c,
 }
 
 /// What listeners that speak TLS show their clients.

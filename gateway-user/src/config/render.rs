@@ -4,7 +4,7 @@
 use super::document::{
     Admin, ApiVersion, AppProtocol, Bbr, Certificate, Debugging, Exchange, FlowPath,
     InferenceGatewayConfig, Kernel, Kind, KvEvents, Limits, Listener, Metadata, Metrics, Mode, Pod,
-    Protocol, SaturationLimits, Scheduler, Spec, Tls, VirtualAddress,
+    SaturationLimits, Scheduler, Spec, Tls, VirtualAddress,
 };
 use super::units::{Block, KubeDuration, Size};
 use super::{Config, EventSource, MetricsSource, policy};
@@ -69,12 +69,12 @@ impl Config {
 }
 
 fn listener(listener: &super::Listener) -> Listener {
-    let super::Listener { name, address, port, virtual_addresses, tls } = listener;
+    let super::Listener { name, address, port, virtual_addresses, protocol } = listener;
     Listener {
         name: Some(name.clone()),
         address: *address,
         port: *port,
-        protocol: if *tls { Protocol::Https } else { Protocol::Http },
+        protocol: *protocol,
         virtual_addresses: virtual_addresses.iter().map(virtual_address).collect(),
     }
 }

@@ -29,7 +29,7 @@ pub use self::scheduler::{
     AppProtocol, ConfigMapRef, Engine, KvEvents, Metrics, Mode, Picker, Pod, Scheduler,
 };
 use super::units::{Block, KubeDuration, Size};
-use super::{KernelLog, Steering};
+use super::{KernelLog, Protocol, Steering};
 
 /// One gateway: where it listens and which pools it serves.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -206,17 +206,6 @@ impl Default for Listener {
             virtual_addresses: Vec::new(),
         }
     }
-}
-
-/// What a listener speaks.
-#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// Clear text: HTTP/1.1, and HTTP/2 of clients that know that it is spoken.
-    #[default]
-    Http,
-    /// TLS with the certificates of `spec.tls`: HTTP/1.1 and HTTP/2.
-    Https,
 }
 
 /// Addresses served without being on an interface. Without steering, single ones are bound; blocks are not
