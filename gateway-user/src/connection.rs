@@ -3,12 +3,13 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
 
 use crate::account::{self, Exchanged};
+use crate::auth::Caller;
 use crate::client::{Client, Stream};
 use crate::direct::Exclusive;
 use crate::error::{Refusal, local_response};
@@ -16,6 +17,7 @@ use crate::flow::head::ClientSide;
 use crate::flow::{self, Request};
 use crate::gateway::{Admission, RequestId};
 use crate::http2;
+use crate::limit;
 use crate::listen::Worker;
 use crate::pool::Pool;
 use crate::request::body::{Body, Unread, read_body};
@@ -177,18 +179,34 @@ async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
     let pool = exclusive.as_ref().map(|exclusive| &exclusive.pool);
     let to_head = head.method == Method::Head;
     let path = head.path.trim_end_matches('/');
+    // A load balancer asks without a key.
+    let is_open = head.method != Method::Post && matches!(path, "/health" | "/ping");
+    let caller = match worker.gateway.auth.check(&head.credentials, SystemTime::now()) {
+        Ok(caller) => caller,
+        Err(_) if is_open => None,
+        Err(refusal) => {
+            // Its body is not worth reading.
+            let close = refusal.close || head.body != head::BodyLength::Known(0);
+            let refusal = Refusal { close, ..refusal };
+            return refuse(client, &refusal, &id, keep_alive, to_head, worker).await;
+        }
+    };
+    let key = caller.as_ref().map(|caller| &*caller.key);
     match head.method {
         Method::Post if route::is_control(path) => {
             let refusal = Refusal { close: true, ..unknown_path(&head) };
             refuse(client, &refusal, &id, false, false, worker).await
         }
-        Method::Post => inference(client, head, &id, keep_alive, started, pool, worker).await,
+        Method::Post => {
+            let caller = caller.as_ref();
+            inference(client, head, &id, keep_alive, started, (pool, caller), worker).await
+        }
         Method::Get | Method::Head => {
             let answer = match path {
-                "/v1/models" => Ok(worker.gateway.models_page(pool)),
+                "/v1/models" => Ok(worker.gateway.models_page(pool, key)),
                 "/health" | "/ping" => worker.gateway.health_page(pool),
                 _ => match path.strip_prefix("/v1/models/") {
-                    Some(name) => worker.gateway.model_page(&route::unescape(name), pool),
+                    Some(name) => worker.gateway.model_page(&route::unescape(name), pool, key),
                     None => Err(unknown_path(&head)),
                 },
             };
@@ -232,7 +250,7 @@ async fn inference(
     id: &RequestId,
     keep_alive: bool,
     started: Instant,
-    pool: Option<&Arc<Pool>>,
+    (pool, caller): (Option<&Arc<Pool>>, Option<&Caller>),
     worker: &Worker,
 ) -> bool {
     let routes = worker.gateway.routes();
@@ -262,7 +280,9 @@ async fn inference(
             let side = ClientSide::new(&head, false, id);
             let exchange = flow::turn_away(&pool, side, client, worker).await;
             let ready = Instant::now();
-            account::finish(Exchanged { exchange, pool: &pool, id, started, ready }, worker);
+            let (pool, admitted) = (&pool, None);
+            let done = Exchanged { exchange, pool, id, caller, admitted, started, ready };
+            account::finish(done, worker);
             return false;
         }
     };
@@ -283,11 +303,23 @@ async fn inference(
             return refuse(client, &refusal, id, keep_alive, false, worker).await;
         }
     };
-    let side = ClientSide::new(&head, keep_alive, id);
-    let mut forward = head.forward;
-    finish_head(&mut forward, bytes.len(), id);
+    if caller.is_some_and(|caller| !caller.key.allows(model, target)) {
+        let refusal = Refusal::forbidden(model);
+        return refuse(client, &refusal, id, keep_alive, false, worker).await;
+    }
     let adapter = target.adapter.as_deref();
     let prompt = target.pool.read_prompt(&bytes, &fields.prompt, adapter);
+    let admitted =
+        limit::of_request(caller, &target.pool, prompt.tokens, fields.max_tokens, Instant::now());
+    let admitted = match admitted {
+        Ok(admitted) => admitted,
+        Err(refusal) => return refuse(client, &refusal, id, keep_alive, false, worker).await,
+    };
+    let limits = admitted.headers().to_owned();
+    let side = ClientSide { limits: &limits, ..ClientSide::new(&head, keep_alive, id) };
+    let mut forward = head.forward;
+    forward.extend(worker.gateway.auth.for_pod(&head.credentials, &target.pool));
+    finish_head(&mut forward, bytes.len(), id);
     let request = Request {
         head: forward,
         body: bytes,
@@ -306,7 +338,9 @@ async fn inference(
     let exchange = flow::exchange(request, &target.pool, client, worker).await;
     client.answering = false;
     let keep_alive = exchange.keep_alive;
-    account::finish(Exchanged { exchange, pool: &target.pool, id, started, ready }, worker);
+    let (pool, admitted) = (&target.pool, Some(admitted));
+    let done = Exchanged { exchange, pool, id, caller, admitted, started, ready };
+    account::finish(done, worker);
     keep_alive
 }
 

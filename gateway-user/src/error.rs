@@ -36,6 +36,8 @@ pub struct Refusal {
     pub message: Cow<'static, str>,
     /// When to try again.
     pub retry_after: Option<Duration>,
+    /// Further lines for the head. In a box of its own, as most have none and errors are to be small.
+    pub headers: Option<Box<Lines>>,
     /// How the pool's pods stood, if the client is to be told.
     pub explain: Option<Box<str>>,
     /// The connection cannot go on: what follows in it is not known to be a request.
@@ -43,6 +45,10 @@ pub struct Refusal {
     /// Whose fault it is.
     pub source: Source,
 }
+
+/// Lines of a head, each with its end.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Lines(pub String);
 
 impl Refusal {
     /// 400: the request is not understood; the connection goes on.
@@ -73,6 +79,7 @@ impl Refusal {
             param: None,
             message: message.into(),
             retry_after: None,
+            headers: None,
             explain: None,
             close: false,
             source: Source::Client,
@@ -89,6 +96,32 @@ impl Refusal {
                 format!(
                     "The request body is larger than {cap} bytes. Send less, or raise \
                      bbr.maxRequestBodyBytes in the gateway's configuration."
+                ),
+            )
+        }
+    }
+
+    /// 401: nothing in the request lets it in. `error`: RFC 6750's word for what is wrong with what there is.
+    pub fn unauthorized(message: impl Into<Cow<'static, str>>, error: Option<&str>) -> Self {
+        let error = error.map_or_else(String::new, |error| format!(", error=\"{error}\""));
+        Self {
+            headers: Some(Box::new(Lines(format!(
+                "www-authenticate: Bearer realm=\"sluice\"{error}\r\n"
+            )))),
+            ..Self::client(401, "invalid_api_key", message)
+        }
+    }
+
+    /// 403: the key is not for this model.
+    pub fn forbidden(model: &str) -> Self {
+        let shown: String = model.chars().take(MODEL_SHOWN).collect();
+        Self {
+            param: Some("model"),
+            ..Self::client(
+                403,
+                "model_not_allowed",
+                format!(
+                    "This key may not use the model `{shown}`. GET /v1/models lists those it may."
                 ),
             )
         }
@@ -179,6 +212,7 @@ impl Refusal {
             param: None,
             message: message.into(),
             retry_after: None,
+            headers: None,
             explain: None,
             close: false,
             source,
@@ -188,10 +222,14 @@ impl Refusal {
     /// How the metrics call it.
     pub fn reason(&self) -> Reason {
         match (self.status, self.code) {
+            (401, _) => Reason::Unauthorized,
+            (403, _) => Reason::Forbidden,
             (404, "model_not_found") => Reason::UnknownModel,
             (408, _) => Reason::Slow,
             (413, _) => Reason::BodyTooLarge,
             (431, _) => Reason::HeadTooLarge,
+            (429, "rate_limit_exceeded") => Reason::Limited,
+            (429, "too_many_connections_of_address") => Reason::TooManyOfAddress,
             (503, "body_memory") => Reason::BuffersFull,
             (503, "too_many_connections") => Reason::TooManyConnections,
             (503, _) => Reason::NotReady,
@@ -212,6 +250,9 @@ impl Refusal {
         let mut extra = String::new();
         if let Some(after) = self.retry_after {
             extra.push_str(&retry_after(after));
+        }
+        if let Some(headers) = &self.headers {
+            extra.push_str(&headers.0);
         }
         if let Some(explain) = &self.explain {
             let _ = write!(extra, "{EXPLAIN_HEADER}: {explain}\r\n");
@@ -267,6 +308,8 @@ fn reason_phrase(status: u16) -> &'static str {
     match status {
         200 => "OK",
         400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
         404 => "Not Found",
         405 => "Method Not Allowed",
         408 => "Request Timeout",

@@ -1,17 +1,21 @@
 //! What all parts of the daemon share: pools, routes, metrics, limits, and the way to stop.
 
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::auth::{Auth, Key};
 use crate::config::Config;
 use crate::error::Refusal;
 use crate::flow::path::Paths;
+use crate::limit::addresses::{self, Addresses};
 use crate::metrics::{Build, Format, GatewayMetrics, Metrics, PodSample};
 use crate::pool::{Member, Pool};
 use crate::route::Routes;
@@ -29,11 +33,14 @@ pub struct Gateway {
     pub metrics: Metrics,
     /// What is counted of the gateway as a whole.
     pub counted: Arc<GatewayMetrics>,
+    /// Who may send requests.
+    pub auth: Auth,
     /// When the daemon started.
     pub started: Instant,
     routes: ArcSwap<Routes>,
     body_memory: Arc<AtomicUsize>,
     connections: AtomicUsize,
+    addresses: Addresses,
     stop: watch::Sender<bool>,
     handed_over: AtomicBool,
     cut: watch::Sender<bool>,
@@ -50,7 +57,20 @@ pub struct Memory {
 
 /// A connection's place among those that may be open at once; given back when dropped.
 #[derive(Debug)]
-pub struct Admission(Arc<Gateway>);
+pub struct Admission {
+    gateway: Arc<Gateway>,
+    /// Its place among those of its address; none if it has been sent away.
+    _of_address: Option<addresses::Place>,
+}
+
+/// There is no place for a connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Full {
+    /// As many as may be are open.
+    All,
+    /// As many as may be of one address are.
+    Address,
+}
 
 /// A request's id: the client's own, or a new one.
 #[derive(Clone, Debug)]
@@ -72,17 +92,20 @@ impl Gateway {
                 Arc::new(Pool::new(scheduler, counted, seed.wrapping_add(index), member))
             })
             .collect();
+        let config_auth = config.auth.clone();
         let _ = shown.set(pools.clone());
         let gateway = Self {
             routes: ArcSwap::default(),
             config,
             paths,
             pools,
+            auth: Auth::new(config_auth.as_ref(), &metrics),
             counted: metrics.gateway(),
             metrics,
             started: Instant::now(),
             body_memory: Arc::default(),
             connections: AtomicUsize::new(0),
+            addresses: Addresses::default(),
             stop: watch::Sender::new(false),
             handed_over: AtomicBool::new(false),
             cut: watch::Sender::new(false),
@@ -121,11 +144,20 @@ impl Gateway {
         self.body_memory.load(Ordering::Relaxed)
     }
 
-    /// A place for one more connection, unless too many are open.
-    pub fn admit(self: &Arc<Self>) -> Option<Admission> {
+    /// A place for one more connection, of a client at `address`.
+    ///
+    /// # Errors
+    /// [`Full`]: too many are open.
+    pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Admission, Full> {
+        let limits = &self.config.limits;
         let before = self.connections.fetch_add(1, Ordering::Relaxed);
-        let place = Admission(Arc::clone(self));
-        (before < self.config.limits.max_connections).then_some(place)
+        let mut place = Admission { gateway: Arc::clone(self), _of_address: None };
+        if before >= limits.max_connections {
+            return Err(Full::All);
+        }
+        let of_address = self.addresses.admit(address, limits.max_connections_per_address);
+        place._of_address = Some(of_address.ok_or(Full::Address)?);
+        Ok(place)
     }
 
     /// Client connections open now.
@@ -191,6 +223,9 @@ impl Gateway {
         if !self.listening.load(Ordering::Acquire) {
             return Some("starting".into());
         }
+        if let Some(why) = self.auth.unready() {
+            return Some(why);
+        }
         let now = Instant::now();
         match self.pools.iter().find(|pool| !pool.ready(now)) {
             // One pool that works is worth having: the others' requests are told 503 by themselves.
@@ -215,26 +250,55 @@ impl Gateway {
         }
     }
 
-    /// `GET /v1/models`: every name, from the gateway's own state, so that no pod is asked; of all
-    /// pools or of `only` one.
-    pub fn models_page(&self, only: Option<&Arc<Pool>>) -> String {
+    /// `GET /v1/models`: every name, from the gateway's own state, so that no pod is asked; of all pools or of `only` one,
+    /// and of them what `key` may use.
+    pub fn models_page(&self, only: Option<&Arc<Pool>>, key: Option<&Key>) -> String {
         let routes = self.routes();
-        let data: Vec<_> = (routes
-            .all()
-            .into_iter()
-            .filter(|(_, to)| only.is_none_or(|pool| Arc::ptr_eq(pool, &to.pool))))
-        .map(|(name, to)| model_card(name, to))
-        .collect();
+        let data: Vec<_> = (routes.all().into_iter())
+            .filter(|(_, to)| only.is_none_or(|pool| Arc::ptr_eq(pool, &to.pool)))
+            .filter(|(name, to)| key.is_none_or(|key| key.allows(name, to)))
+            .map(|(name, to)| model_card(name, to))
+            .collect();
         json!({"object": "list", "data": data}).to_string()
     }
 
-    /// `GET /v1/models/{name}`, of all pools or of `only` one.
-    pub fn model_page(&self, name: &str, only: Option<&Arc<Pool>>) -> Result<String, Refusal> {
+    /// `GET /v1/models/{name}`, of all pools or of `only` one. What `key` may not use is as if it did not exist.
+    pub fn model_page(
+        &self,
+        name: &str,
+        only: Option<&Arc<Pool>>,
+        key: Option<&Key>,
+    ) -> Result<String, Refusal> {
         let routes = self.routes();
-        let found = routes.find(name);
-        match found.filter(|to| only.is_none_or(|pool| Arc::ptr_eq(pool, &to.pool))) {
+        let found = (routes.find(name))
+            .filter(|to| only.is_none_or(|pool| Arc::ptr_eq(pool, &to.pool)))
+            .filter(|to| key.is_none_or(|key| key.allows(name, to)));
+        match found {
             Some(to) => Ok(model_card(name, to).to_string()),
             None => Err(Refusal::model_not_found(name)),
+        }
+    }
+}
+
+impl Full {
+    /// What the client is told.
+    pub fn refusal(self) -> Refusal {
+        match self {
+            Self::All => Refusal::overloaded(
+                "too_many_connections",
+                "The gateway has as many connections as limits.maxConnections allows. Try again later.",
+            ),
+            Self::Address => Refusal {
+                kind: "rate_limit_error",
+                retry_after: Some(Duration::from_secs(1)),
+                close: true,
+                ..Refusal::client(
+                    429,
+                    "too_many_connections_of_address",
+                    "This address has as many connections as limits.maxConnectionsPerAddress \
+                     allows. Use those, or close some.",
+                )
+            },
         }
     }
 }
@@ -294,7 +358,7 @@ impl Drop for Memory {
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+        self.gateway.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

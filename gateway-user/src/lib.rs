@@ -2,10 +2,10 @@
 //!
 //! 1. [`listen`]: sk_lookup, or an ordinary listener, hands a connection to a worker; [`connection`] serves its
 //!    requests one after the other.
-//! 2. [`request`]: head, body, and in the body the model.
+//! 2. [`request`]: head, [`auth`] by its credentials, body, and in the body the model.
 //! 3. [`route`]: the model's name leads to a pool, and perhaps to an adapter.
 //! 4. [`schedule`]: filter, score, pick; [`pool`] reserves the place in the same step.
-//! 5. [`admit`]: no pod fits: 429 or 503.
+//! 5. [`limit`]: the key or the model has used up what it may: 429. [`admit`]: no pod fits: 429 or 503.
 //! 6. [`upstream`]: a kept connection to the pod, or a new one.
 //! 7. [`flow`]: the answer is held until its first content, then carried to the client. It ends once.
 //! 8. [`account`]: what is left of the request: counts, times, a log line.
@@ -21,6 +21,7 @@
 pub mod account;
 pub mod admin;
 pub mod admit;
+pub mod auth;
 pub mod cli;
 pub mod client;
 pub mod config;
@@ -34,6 +35,7 @@ pub mod gateway;
 pub mod http2;
 #[allow(unsafe_code, reason = "sockets and maps are handed to the kernel by descriptor")]
 pub mod kernel;
+pub mod limit;
 pub mod listen;
 pub mod metrics;
 pub mod observe;

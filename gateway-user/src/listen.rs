@@ -23,9 +23,8 @@ use crate::client::{Client, Scratch, Stream};
 use crate::config::{self, Limits, Listener};
 use crate::connection::{Inlet, serve};
 use crate::direct::Exclusive;
-use crate::error::Refusal;
-use crate::gateway::{Admission, Gateway, RequestId};
-use crate::metrics::{Arrival, Handshake, ListenerMetrics, Refusal as Reason};
+use crate::gateway::{Admission, Full, Gateway, RequestId};
+use crate::metrics::{Arrival, Handshake, ListenerMetrics};
 use crate::tls::{self, Tls};
 use crate::upstream::Upstreams;
 
@@ -237,10 +236,10 @@ async fn accept(entry: Entry, listening: tokio::net::TcpListener, worker: Rc<Wor
             () = worker.closing() => return,
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 entry.metrics.accepted(entry.arrival);
                 // Counted before its task runs, so that a worker that stops waits for it.
-                let place = worker.gateway.admit();
+                let place = worker.gateway.admit(peer.ip());
                 let (entry, worker) = (Rc::clone(&entry), Rc::clone(&worker));
                 tokio::task::spawn_local(connection(stream, place, entry, worker));
             }
@@ -259,7 +258,7 @@ async fn accept(entry: Entry, listening: tokio::net::TcpListener, worker: Rc<Wor
 
 async fn connection(
     stream: tokio::net::TcpStream,
-    place: Option<Admission>,
+    place: Result<Admission, Full>,
     entry: Rc<Entry>,
     worker: Rc<Worker>,
 ) {
@@ -271,11 +270,11 @@ async fn connection(
     let mut is_http2 = entry.protocol == config::Protocol::H2c;
     let stream = match &entry.tls {
         None => Stream::Plain(stream),
-        Some(_) if place.is_none() => {
-            // A handshake costs more than the refusal is worth.
-            return worker.gateway.counted.refused(Reason::TooManyConnections);
-        }
         Some(tls) => {
+            // A handshake costs more than the refusal is worth.
+            if let Err(full) = &place {
+                return worker.gateway.counted.refused(full.refusal().reason());
+            }
             let accepted = timeout(patience, tls.accept(stream)).await;
             let (how, stream) = match accepted {
                 Ok(Ok(stream)) => (Handshake::Done, Some(stream)),
@@ -291,18 +290,18 @@ async fn connection(
             Stream::Tls(Box::new(RefCell::new(stream)))
         }
     };
-    let Some(place) = place else {
-        let refusal = Refusal::overloaded(
-            "too_many_connections",
-            "The gateway has as many connections as limits.maxConnections allows. Try again later.",
-        );
-        worker.gateway.counted.refused(Reason::TooManyConnections);
-        let response = refusal.response(&worker.request_id(None), false, false);
-        let mut client = Client::new(stream, Vec::new());
-        if client.write(&response).await.is_ok() {
-            client.linger(&worker.scratch, 64 * 1024, ACCEPT_PAUSE).await;
+    let place = match place {
+        Ok(place) => place,
+        Err(full) => {
+            let refusal = full.refusal();
+            worker.gateway.counted.refused(refusal.reason());
+            let response = refusal.response(&worker.request_id(None), false, false);
+            let mut client = Client::new(stream, Vec::new());
+            if client.write(&response).await.is_ok() {
+                client.linger(&worker.scratch, 64 * 1024, ACCEPT_PAUSE).await;
+            }
+            return;
         }
-        return;
     };
     let exclusive = entry.exclusive.clone();
     serve(stream, is_http2, Inlet { worker, exclusive, place: Rc::new(place) }).await;

@@ -28,7 +28,9 @@ use self::entry::{Entry, Reach};
 use self::learned::{Learned, Ratio};
 use self::peers::Exchange;
 use self::queue::Queue;
+use crate::auth::PodKey;
 use crate::config::{EventSource, MetricsSource, Scheduler};
+use crate::limit::Limiter;
 use crate::metrics::PoolMetrics;
 use crate::observe::events::{Held, Observation};
 use crate::observe::{Cause, EngineKind, Failure, Models, Question, Reading};
@@ -55,6 +57,10 @@ pub struct Pool {
     pub source: MetricsSource,
     /// Where the pods publish what they have cached, if that is wanted.
     pub kv_events: Option<EventSource>,
+    /// The key that the pods want, if they want one.
+    pub api_key: Option<Arc<PodKey>>,
+    /// How much of what all clients together may use is used.
+    pub limiter: Arc<Limiter>,
     /// What is counted for it.
     pub metrics: Arc<PoolMetrics>,
     /// It takes whole connections, at a listener of its own.
@@ -210,6 +216,8 @@ impl Pool {
             adapters: scheduler.lora_adapters.iter().map(|name| name.as_str().into()).collect(),
             source: scheduler.metrics.clone(),
             kv_events: scheduler.kv_events.clone(),
+            api_key: scheduler.api_key_file.as_deref().map(|file| Arc::new(PodKey::new(file))),
+            limiter: Arc::new(Limiter::new(scheduler.limits, Instant::now())),
             metrics,
             is_direct: scheduler.direct.is_some(),
             keeps_sessions: scheduler.policy.weighs(Scorer::SessionAffinity),

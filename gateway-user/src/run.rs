@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::admin::{self, Admin};
+use crate::auth;
 use crate::config::{Config, Loaded, Protocol, Scheduler, VirtualAddress};
 use crate::direct::Exclusive;
 use crate::exchange::Exchange;
@@ -78,6 +79,13 @@ async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandl
     let paths = Paths::start(&config, &ports(&bound));
     let member = exchange.as_ref().map(Exchange::member);
     let gateway = Arc::new(Gateway::new(config, paths, fastrand::u64(..), member));
+    auth::reload::start(&gateway).await.context("auth")?;
+    if gateway.config.auth.is_none() {
+        warn!(
+            "everyone who reaches a listener may send requests: the configuration has no auth \
+             (`auth: {{mode: off}}` says that this is meant)"
+        );
+    }
     let changed = Rc::new(Notify::new());
     if let Some(tls) = &tls {
         spawn_local(tls.clone().follow(Arc::clone(&gateway)));
@@ -418,7 +426,7 @@ async fn drain(
 fn watch_pods(gateway: &Arc<Gateway>, changed: &Rc<Notify>) {
     for pool in &gateway.pools {
         for pod in pool.pods() {
-            let target = match Target::new(pod.address, &pool.source, None) {
+            let target = match Target::new(pod.address, &pool.source, pool.api_key.clone()) {
                 Ok(target) => target,
                 Err(error) => {
                     warn!(pool = %pool.name, pod = %pod.name, "its metrics cannot be read: {error}");
@@ -458,7 +466,8 @@ async fn see_pods(gateway: &Gateway) {
         while !gateway.pools.iter().all(|pool| {
             let status = pool.status(Instant::now());
             status.iter().all(|pod| pod.view.age.is_some() || pod.trouble.is_some())
-        }) {
+        }) || gateway.auth.unready().is_some()
+        {
             sleep(LOOK).await;
         }
     };

@@ -8,8 +8,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::info;
 
+use crate::auth::Caller;
 use crate::flow::Exchange;
 use crate::gateway::RequestId;
+use crate::limit::Admitted;
 use crate::listen::Worker;
 use crate::metrics::{Label as _, Record};
 use crate::pool::Pool;
@@ -23,6 +25,10 @@ pub struct Exchanged<'a> {
     pub pool: &'a Arc<Pool>,
     /// Its id.
     pub id: &'a RequestId,
+    /// Who sent it, where that is asked.
+    pub caller: Option<&'a Caller>,
+    /// What was taken of its limits; none if it was sent away before.
+    pub admitted: Option<Admitted>,
     /// When its head was complete.
     pub started: Instant,
     /// When its body was complete.
@@ -31,7 +37,7 @@ pub struct Exchanged<'a> {
 
 /// Counts a request. Called exactly once for each that reached a pool.
 pub fn finish(done: Exchanged<'_>, worker: &Worker) {
-    let Exchanged { exchange, pool, id, started, ready } = done;
+    let Exchanged { exchange, pool, id, caller, admitted, started, ready } = done;
     let now = Instant::now();
     let usage = exchange.tail.usage();
     // Without usage, a chunk of a stream stands for a token. A stream that is not chunked tells
@@ -68,10 +74,19 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
         retries: exchange.retries,
     };
     pool.metrics.finished(&record);
+    if let Some(admitted) = admitted {
+        admitted.settle_by(&record);
+    }
+    if let Some(caller) = caller {
+        let metrics = &caller.key.metrics;
+        metrics.finished(record.outcome, record.prompt_tokens, record.completion_tokens);
+    }
     if worker.gateway.config.access_log {
         info!(
             target: "access",
             id = &**id,
+            key = caller.map(|caller| &*caller.key.name),
+            subject = caller.and_then(|caller| caller.subject.as_deref()),
             pool = &*pool.name,
             pod = exchange.pod.as_ref().map(|pod| &*pod.name),
             status = record.status,

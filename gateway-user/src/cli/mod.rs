@@ -3,6 +3,7 @@
 mod ask;
 pub mod check;
 pub mod explain;
+pub mod key;
 pub mod probe;
 pub mod status;
 
@@ -43,6 +44,10 @@ enum Command {
     /// Check a configuration and print what is in effect, with every default.
     #[command(after_help = "Example: sluice check --config gateway.yaml")]
     Check(check::Options),
+    /// Make an API key and print it, with the entry for the file that lists keys.
+    #[command(after_help = "Example: sluice key team-a\n\n\
+        The hash of a key that there is already: printf %s \"$KEY\" | sha256sum")]
+    Key(key::Options),
     /// Print which kernel features work here, and why others do not.
     #[command(after_help = "Example: sluice probe --json")]
     Probe(probe::Options),
@@ -72,6 +77,7 @@ pub fn main() -> ExitCode {
             eprintln!("sluice: {error:#}");
             ExitCode::FAILURE
         }),
+        Command::Key(options) => key::run(&options),
         Command::Probe(options) => probe::run(&options),
         Command::Status(options) => status::run(&options),
         Command::Explain(options) => explain::run(&options),

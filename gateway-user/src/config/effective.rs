@@ -5,6 +5,7 @@
 //! the map in question has an error of its own: `prot: 8001` must not also be told that port 8000
 //! is taken.
 
+mod auth;
 mod compare;
 
 use std::collections::HashMap;
@@ -88,6 +89,7 @@ impl Builder<'_> {
         let kernel = self.kernel(&spec.kernel, &path.field("kernel").field("paths"));
         self.check_bbr(&spec, &path);
         let mut profiles = self.profiles(&spec.profiles, &path.field("profiles"));
+        let auth = spec.auth.clone().map(|auth| self.auth(auth, &spec.schedulers, &path));
         let admin = SocketAddr::new(spec.admin.address, spec.admin.port);
         let listeners = self.listeners(spec.listeners, admin, steering, &path.field("listeners"));
         let tls = self.tls(spec.tls, &listeners, &path);
@@ -104,6 +106,7 @@ impl Builder<'_> {
             exchange: spec
                 .exchange
                 .map(|exchange| self.exchange(exchange, &path.field("exchange"))),
+            auth,
             workers: usize::try_from(spec.workers).unwrap_or(usize::MAX),
             access_log: spec.access_log,
             explain_header: spec.debug.explain_header,
@@ -251,6 +254,7 @@ impl Builder<'_> {
         Limits {
             max_connections: usize::try_from(limits.max_connections).unwrap_or(usize::MAX),
             max_streams: limits.max_streams_per_connection,
+            max_connections_per_address: limits.max_connections_per_address,
             max_head_bytes: bytes(limits.max_head_bytes),
             max_body_bytes: bytes(max_body),
             max_buffered_bytes: bytes(buffered),
@@ -312,6 +316,8 @@ impl Builder<'_> {
                     let document::KvEvents { port, topic, replay_port } = events;
                     EventSource { port, topic, replay_port }
                 }),
+                api_key_file: scheduler.api_key_file,
+                limits: scheduler.limits,
                 direct: match scheduler.mode {
                     Mode::Request => None,
                     Mode::Connection => scheduler.listener,
@@ -385,6 +391,10 @@ impl Builder<'_> {
             let text = "cannot be told apart with mode: connection, where the gateway reads no \
                         request";
             self.fail(&path.field("loraAdapters"), &[], text);
+        }
+        if !scheduler.limits.is_none() {
+            let text = "cannot be kept with mode: connection, where the gateway reads no request";
+            self.fail(&path.field("limits"), &[], text);
         }
         if scheduler.kv_events.is_some() {
             let text = "are of no use with mode: connection, where the gateway reads no request";

@@ -12,6 +12,7 @@
 //! What is accepted but has no effect becomes a [`Note`]; nothing is dropped in silence. What would
 //! be unsafe to ignore is an error. [`parse`] is pure; only [`load`] reads a file.
 
+mod auth;
 pub mod document;
 mod effective;
 mod error;
@@ -35,6 +36,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::auth::{ApiKeys, Auth, Claim, KeySource, Provider, RateLimits};
 pub use self::error::{Error, Errors, Note};
 pub use self::reference::{default_document, reference_page};
 pub use self::schema::schema;
@@ -148,6 +150,8 @@ pub struct Config {
     pub profiles: Vec<(String, Policy)>,
     /// The gateways that this one tells what it has in flight, and hears. Default: none.
     pub exchange: Option<Exchange>,
+    /// Who may send requests. Default: everyone who reaches the port, which the log warns of.
+    pub auth: Option<Auth>,
     /// Worker threads; 0 is one for each core.
     pub workers: usize,
     /// One log line for each request that reached a pool. Default: no.
@@ -268,6 +272,8 @@ pub struct Limits {
     pub max_connections: usize,
     /// Requests at once on one HTTP/2 connection. Default 256.
     pub max_streams: u32,
+    /// Those of one client address, of IPv6 of one /64. Default 16,384.
+    pub max_connections_per_address: u32,
     /// Longest request head, in bytes. Default 64 KiB.
     pub max_head_bytes: usize,
     /// Longest request body, in bytes (`bbr.maxRequestBodyBytes`). Default 64 MiB; never more than
@@ -305,6 +311,10 @@ pub struct Scheduler {
     pub aliases: Vec<String>,
     /// Names of LoRA adapters served behind this model.
     pub lora_adapters: Vec<String>,
+    /// The file with the key that the pods want. Default: none.
+    pub api_key_file: Option<String>,
+    /// How much all clients together may use. Default: as much as they like.
+    pub limits: RateLimits,
     /// The listener whose connections go whole to a pod's own socket (`mode: connection`).
     pub direct: Option<String>,
     /// The profile by which pods compare; `None`: weights of its own.

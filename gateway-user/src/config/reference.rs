@@ -81,6 +81,7 @@ fn values(part: Part<'_>, path: &str) -> String {
         (_, "ip") => "IP address".into(),
         (_, "cidr") => "IP address or block".into(),
         (_, "https") => format!("https address{length}"),
+        (_, "url") => format!("http or https address{length}"),
         (_, format @ ("name" | "path")) => format!("{format}{length}"),
         _ => format!("text{length}"),
     }

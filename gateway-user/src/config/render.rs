@@ -7,7 +7,7 @@ use super::document::{
     SaturationLimits, Scheduler, Spec, Tls, VirtualAddress,
 };
 use super::units::{Block, KubeDuration, Size};
-use super::{Config, EventSource, MetricsSource, policy};
+use super::{Config, EventSource, MetricsSource, auth, policy};
 use crate::schedule::Policy;
 
 impl Config {
@@ -56,6 +56,7 @@ impl Config {
             limits: limits(&self.limits),
             tls: self.tls.as_ref().map(tls),
             exchange: self.exchange.as_ref().map(exchange),
+            auth: self.auth.as_ref().map(auth::to_document),
             workers: count(self.workers),
             access_log: self.access_log,
             debug: Debugging { explain_header: self.explain_header },
@@ -88,6 +89,7 @@ fn limits(limits: &super::Limits) -> Limits {
     Limits {
         max_connections: count(limits.max_connections),
         max_streams_per_connection: limits.max_streams,
+        max_connections_per_address: limits.max_connections_per_address,
         max_head_bytes: size(limits.max_head_bytes),
         max_buffered_bytes: size(limits.max_buffered_bytes),
         header_timeout: KubeDuration(limits.header_timeout),
@@ -142,6 +144,8 @@ fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
             let EventSource { port, topic, replay_port } = events.clone();
             KvEvents { port, topic, replay_port }
         }),
+        api_key_file: scheduler.api_key_file.clone(),
+        limits: scheduler.limits,
         profile: scheduler.profile.clone(),
         weights,
         picker_config: None,

@@ -276,6 +276,13 @@ fn string(text: &str, part: Part<'_>) -> Result<Json, String> {
         "https" if text.strip_prefix("https://").is_none_or(str::is_empty) => {
             Err(format!("{shown} is not an address that begins with https://"))
         }
+        "url"
+            if !["https://", "http://"]
+                .iter()
+                .any(|scheme| text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty())) =>
+        {
+            Err(format!("{shown} is not an address that begins with https:// or http://"))
+        }
         _ => Ok(text.into()),
     }
 }

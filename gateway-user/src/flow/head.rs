@@ -49,6 +49,8 @@ pub struct ClientSide<'a> {
     pub request_id: &'a str,
     /// Why this pod, if the client is to be told.
     pub explain: Option<&'a str>,
+    /// What it is told of its limits: lines, each with its end.
+    pub limits: &'a str,
     /// When to try again, where the pod has not said so itself.
     pub retry_after: Option<Duration>,
     /// What brings the session's next request to the same pod, if pods are to keep theirs.
@@ -151,6 +153,7 @@ impl<'a> ClientSide<'a> {
             keep_alive,
             request_id,
             explain: None,
+            limits: "",
             retry_after: None,
             session: None,
         }
@@ -168,6 +171,7 @@ impl ResponseHead {
         if raw {
             out.extend_from_slice(b"transfer-encoding: chunked\r\n");
         }
+        out.extend_from_slice(client.limits.as_bytes());
         if let Some(after) = client.retry_after {
             out.extend_from_slice(retry_after(after).as_bytes());
         }
@@ -204,6 +208,7 @@ mod tests {
         keep_alive: true,
         request_id: "r1",
         explain: None,
+        limits: "",
         session: None,
         retry_after: None,
     };

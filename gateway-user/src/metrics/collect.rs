@@ -55,6 +55,7 @@ impl Collector for Exposition {
         pod_level(&mut writer, &pods)?;
         pool_level(&mut writer, &self.shared.pools.read())?;
         gateway_level(&mut writer, &self.shared.gateway, mean_kv(&pods))?;
+        keys(&mut writer, &self.shared)?;
         steering(&mut writer, &self.shared)?;
         direct(&mut writer, &pods, &self.shared.pools.read())?;
         events(&mut writer, &self.shared.pools.read())?;
@@ -91,6 +92,7 @@ fn pool_level(
         family.add(&[name, OTHER_MODELS], &pool.other_models)?;
     }
     writer.each_by(&metric::POOL_REJECTED, pools, |pool| &pool.rejected)?;
+    writer.each_by(&metric::POOL_LIMITED, pools, |pool| &pool.limited)?;
     writer.each(&metric::POOL_RETRIES, pools, |pool| &pool.retries)?;
     writer.each(&metric::POOL_QUEUED, pools, |pool| &pool.queued)?;
     writer.each(&metric::POOL_DURATION, pools, |pool| &pool.duration)?;
@@ -129,6 +131,29 @@ fn gateway_level(
     writer.one(&metric::GATEWAY_BUFFERED, Some(&gateway.buffered_body_bytes))?;
     writer.one(&metric::GATEWAY_OVERHEAD, Some(&gateway.overhead))?;
     writer.family(&metric::GATEWAY_REFUSED)?.add_each(None, &gateway.refused)
+}
+
+fn keys(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {
+    let auth = shared.gateway.auth.get();
+    let mut family = writer.family(&metric::AUTH_KEYS)?;
+    for (source, known) in auth.into_iter().flat_map(|auth| auth.known.iter()) {
+        family.add(&[source.as_str()], known)?;
+    }
+    let mut family = writer.family(&metric::AUTH_RELOADS)?;
+    for (source, results) in auth.into_iter().flat_map(|auth| auth.reloads.iter()) {
+        family.add_each(Some(source.as_str()), results)?;
+    }
+    let keys = shared.keys.read();
+    let mut family = writer.family(&metric::KEY_REQUESTS)?;
+    keys.iter().try_for_each(|(name, key)| family.add_each(Some(name), &key.requests))?;
+    let mut family = writer.family(&metric::KEY_LIMITED)?;
+    keys.iter().try_for_each(|(name, key)| family.add_each(Some(name), &key.limited))?;
+    let mut family = writer.family(&metric::KEY_IN_FLIGHT)?;
+    keys.iter().try_for_each(|(name, key)| family.add(&[name], &key.in_flight))?;
+    let mut family = writer.family(&metric::KEY_PROMPT_TOKENS)?;
+    keys.iter().try_for_each(|(name, key)| family.add(&[name], &key.prompt_tokens))?;
+    let mut family = writer.family(&metric::KEY_GENERATION_TOKENS)?;
+    keys.iter().try_for_each(|(name, key)| family.add(&[name], &key.generation_tokens))
 }
 
 fn steering(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {

@@ -79,6 +79,8 @@ describe! {
     POOL_MODEL_REQUESTS: Counter "pool_model_requests" ["pool", "model"];
     /// Requests that the pool sent away, by why.
     POOL_REJECTED: Counter "pool_rejected" ["pool", "reason"];
+    /// Requests refused as the model's own limit was used up, by which.
+    POOL_LIMITED: Counter "pool_limited" ["pool", "reason"];
     /// Further pods tried after one failed.
     POOL_RETRIES: Counter "pool_retries" ["pool"];
     /// Requests that wait for a place at a pod, where the pool lets them.
@@ -120,6 +122,21 @@ describe! {
     GATEWAY_OVERHEAD: Histogram "gateway_overhead_seconds" [];
     /// Requests refused before they came to a pool, by why.
     GATEWAY_REFUSED: Counter "gateway_refused" ["reason"];
+
+    /// Keys in force, by what they are from.
+    AUTH_KEYS: Gauge "auth_keys" ["source"];
+    /// Times that keys were read anew, by what came of it.
+    AUTH_RELOADS: Counter "auth_reloads" ["source", "result"];
+    /// Requests with this key that are over, by how they ended.
+    KEY_REQUESTS: Counter "key_requests" ["key", "outcome"];
+    /// Requests refused as the key's limit was used up, by which.
+    KEY_LIMITED: Counter "key_limited" ["key", "reason"];
+    /// Requests with this key that run.
+    KEY_IN_FLIGHT: Gauge "key_requests_in_flight" ["key"];
+    /// Prompt tokens of this key's requests, as pods counted them.
+    KEY_PROMPT_TOKENS: Counter "key_prompt_tokens" ["key"];
+    /// Tokens generated for this key's requests, as pods counted them, or chunks of a stream that does not tell.
+    KEY_GENERATION_TOKENS: Counter "key_generation_tokens" ["key"];
 
     /// Client connections, by how they came to a worker.
     STEERING_CONNECTIONS: Counter "steering_connections" ["listener", "path"];

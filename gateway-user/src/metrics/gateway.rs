@@ -8,7 +8,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-use super::labels::{Arrival, ByLabel, Datagram, Outcome, Path, PathReason, Refusal};
+use super::labels::{
+    Arrival, AuthSource, ByLabel, Datagram, Outcome, Path, PathReason, Refusal, Reload,
+};
 use super::pool::{count, raise};
 use super::record::Record;
 use super::tls::TlsMetrics;
@@ -31,8 +33,16 @@ pub struct GatewayMetrics {
     pub(super) bytes: ByLabel<Path, Counter>,
     pub(super) datagrams: OnceLock<ByLabel<Datagram, Counter>>,
     pub(super) tls: OnceLock<TlsMetrics>,
+    pub(super) auth: OnceLock<AuthCounts>,
     recent: Mutex<Window>,
     start: Instant,
+}
+
+/// What is counted of keys and key sets.
+#[derive(Debug, Default)]
+pub(super) struct AuthCounts {
+    pub(super) known: ByLabel<AuthSource, Gauge>,
+    pub(super) reloads: ByLabel<AuthSource, ByLabel<Reload, Counter>>,
 }
 
 impl GatewayMetrics {
@@ -49,6 +59,7 @@ impl GatewayMetrics {
             bytes: ByLabel::default(),
             datagrams: OnceLock::new(),
             tls: OnceLock::new(),
+            auth: OnceLock::new(),
             recent: Mutex::default(),
             start: Instant::now(),
         }
@@ -67,6 +78,21 @@ impl GatewayMetrics {
     /// What is counted of TLS. Its series begin with the first call.
     pub fn tls(&self) -> &TlsMetrics {
         self.tls.get_or_init(TlsMetrics::default)
+    }
+
+    /// Says how many keys are in force. Its series begin with the first call to this or to
+    /// [`reloaded`](Self::reloaded).
+    pub fn auth_keys(&self, source: AuthSource, known: usize) {
+        let auth = self.auth.get_or_init(AuthCounts::default);
+        if let Some(gauge) = auth.known.get(source) {
+            gauge.set(i64::try_from(known).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Counts what came of reading keys anew.
+    pub fn reloaded(&self, source: AuthSource, result: Reload) {
+        let auth = self.auth.get_or_init(AuthCounts::default);
+        count(auth.reloads.get(source).and_then(|results| results.get(result)));
     }
 
     /// Takes what the kernel has counted since the start: workers' sockets passed over, and

@@ -111,8 +111,36 @@ labels! {
         BuffersFull = "buffers_full",
         /// Too many connections.
         TooManyConnections = "too_many_connections",
+        /// Too many connections of one address.
+        TooManyOfAddress = "too_many_of_address",
+        /// No key or token that lets in: 401.
+        Unauthorized = "unauthorized",
+        /// The key is not for that model: 403.
+        Forbidden = "forbidden",
+        /// The key or the model has used up its limits: 429.
+        Limited = "limited",
         /// A health check of a gateway that is starting, stopping or without pods: 503.
         NotReady = "not_ready",
+    }
+
+    /// Which limit of a key or a model was used up.
+    Limit {
+        /// Requests per minute.
+        Requests = "requests",
+        /// Tokens per minute.
+        Tokens = "tokens",
+        /// Requests at once.
+        Concurrent = "concurrent",
+    }
+
+    /// What says who may send requests, or what pods want.
+    AuthSource {
+        /// The files with API keys.
+        Keys = "keys",
+        /// The signing keys of an issuer of tokens.
+        KeySet = "key_set",
+        /// The file with a pool's key for its pods.
+        PodKey = "pod_key",
     }
 
     /// What carried an answer's body from the pod to the client.
@@ -189,7 +217,7 @@ labels! {
         TimedOut = "timed_out",
     }
 
-    /// What became of changed files.
+    /// What became of changed files, or of keys fetched anew.
     Reload {
         /// They are in use.
         Done = "done",

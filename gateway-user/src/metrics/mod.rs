@@ -18,6 +18,7 @@ mod descriptor;
 mod events;
 mod format;
 mod gateway;
+mod key;
 mod labels;
 mod pool;
 mod record;
@@ -29,9 +30,10 @@ pub use descriptor::{ALL, Descriptor};
 pub use events::EventMetrics;
 pub use format::Format;
 pub use gateway::{GatewayMetrics, ListenerMetrics};
+pub use key::KeyMetrics;
 pub use labels::{
-    Arrival, Datagram, Handshake, Label, Outcome, Path, PathReason, Recognition, Refusal,
-    Rejection, Reload, ScrapeFailure,
+    Arrival, AuthSource, Datagram, Handshake, Label, Limit, Outcome, Path, PathReason, Recognition,
+    Refusal, Rejection, Reload, ScrapeFailure,
 };
 pub use pool::PoolMetrics;
 pub use record::Record;
@@ -61,6 +63,7 @@ impl Metrics {
             gateway: Arc::new(GatewayMetrics::new()),
             pools: RwLock::default(),
             listeners: RwLock::default(),
+            keys: RwLock::default(),
         });
         let mut registry = Registry::with_prefix(descriptor::PREFIX);
         let exposition = collect::Exposition { shared: Arc::clone(&shared), pods: Box::new(pods) };
@@ -92,6 +95,16 @@ impl Metrics {
         Arc::clone(listeners.entry(name.into()).or_default())
     }
 
+    /// A key's handles, made on first use. Keep them; this takes a lock.
+    pub fn key(&self, name: &str) -> Arc<KeyMetrics> {
+        Arc::clone(self.shared.keys.write().entry(name.into()).or_default())
+    }
+
+    /// Forgets the keys that `keep` refuses, with their series.
+    pub fn retain_keys(&self, keep: impl Fn(&str) -> bool) {
+        self.shared.keys.write().retain(|name, _| keep(name));
+    }
+
     /// The exposition.
     ///
     /// # Errors
@@ -112,6 +125,7 @@ struct Shared {
     gateway: Arc<GatewayMetrics>,
     pools: RwLock<BTreeMap<Arc<str>, Arc<PoolMetrics>>>,
     listeners: RwLock<BTreeMap<Arc<str>, Arc<ListenerMetrics>>>,
+    keys: RwLock<BTreeMap<Arc<str>, Arc<KeyMetrics>>>,
 }
 
 #[cfg(test)]

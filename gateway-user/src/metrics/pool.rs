@@ -11,7 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use super::events::EventMetrics;
 use super::gateway::GatewayMetrics;
-use super::labels::{ByLabel, Outcome, Rejection, ScrapeFailure};
+use super::labels::{ByLabel, Limit, Outcome, Rejection, ScrapeFailure};
 use super::record::Record;
 use crate::schedule::prefix::{Index, Usage};
 
@@ -23,6 +23,7 @@ pub struct PoolMetrics {
     pub(super) models: RwLock<BTreeMap<Box<str>, Counter>>,
     pub(super) other_models: Counter,
     pub(super) rejected: ByLabel<Rejection, Counter>,
+    pub(super) limited: ByLabel<Limit, Counter>,
     pub(super) retries: Counter,
     /// Requests that wait for a place.
     pub queued: Gauge,
@@ -58,6 +59,7 @@ impl PoolMetrics {
             models: RwLock::default(),
             other_models: Counter::default(),
             rejected: ByLabel::default(),
+            limited: ByLabel::default(),
             retries: Counter::default(),
             queued: Gauge::default(),
             duration: Histogram::new(DURATION),
@@ -90,6 +92,11 @@ impl PoolMetrics {
     /// Counts a request by the model that it named.
     pub fn requested(&self, model: &str) {
         self.models.read().get(model).unwrap_or(&self.other_models).inc();
+    }
+
+    /// Counts a request that was refused as the model's own limit was used up.
+    pub fn limited(&self, limit: Limit) {
+        count(self.limited.get(limit));
     }
 
     /// Takes the prefix index, to tell its size.

@@ -285,6 +285,8 @@ fn the_docs_list_every_value_of_a_label() {
         texts::<Recognition>(),
         texts::<Datagram>(),
         texts::<Handshake>(),
+        texts::<Limit>(),
+        texts::<AuthSource>(),
         texts::<Reload>(),
     ];
     for text in all.concat() {
@@ -364,6 +366,12 @@ fn full() -> Metrics {
     gateway.datagram(Datagram::Taken);
     gateway.tls().handshake(Handshake::Done);
     gateway.tls().certificates(&[Expiry { file: "tls.crt".into(), at: 1_800_000_000 }]);
+    gateway.auth_keys(AuthSource::Keys, 2);
+    gateway.reloaded(AuthSource::Keys, Reload::Done);
     pool.peers(1);
+    pool.limited(Limit::Tokens);
+    let key = metrics.key("team");
+    key.limited(Limit::Requests);
+    key.finished(Outcome::Ok, Some(3), None);
     metrics
 }

@@ -8,6 +8,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -22,6 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use super::failure::Cause;
+use crate::auth::PodKey;
 
 /// How a connection is made: by TCP, or within a test.
 pub(super) trait Connect {
@@ -51,7 +53,7 @@ pub(super) struct Link<C: Connect> {
     connect: C,
     address: SocketAddr,
     host: HeaderValue,
-    bearer: Option<HeaderValue>,
+    key: Option<Arc<PodKey>>,
     open: Option<Open<C::Io>>,
     body: Vec<u8>,
 }
@@ -61,9 +63,9 @@ impl<C: Connect> Link<C> {
         connect: C,
         address: SocketAddr,
         host: HeaderValue,
-        bearer: Option<HeaderValue>,
+        key: Option<Arc<PodKey>>,
     ) -> Self {
-        Self { connect, address, host, bearer, open: None, body: Vec::new() }
+        Self { connect, address, host, key, open: None, body: Vec::new() }
     }
 
     /// Asks for `path`: the body of a successful answer. When dropped before its end the connection
@@ -120,8 +122,9 @@ impl<C: Connect> Link<C> {
         let headers = request.headers_mut();
         headers.insert(HOST, self.host.clone());
         headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
-        if let Some(bearer) = &self.bearer {
-            headers.insert(AUTHORIZATION, bearer.clone());
+        // Asked each time: the key may have changed.
+        if let Some(bearer) = self.key.as_ref().and_then(|key| key.bearer()) {
+            headers.insert(AUTHORIZATION, bearer);
         }
         request
     }

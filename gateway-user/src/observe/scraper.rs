@@ -5,6 +5,7 @@
 //! test can replay a day in no time.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -17,6 +18,7 @@ use super::failure::{Cause, Failure, Question};
 use super::link::{Connect, Link, Tcp};
 use super::pace::{Pace, Seen};
 use super::{Models, Reading, Sink, engines, models};
+use crate::auth::PodKey;
 use crate::config::MetricsSource;
 
 /// Whom to ask, and how.
@@ -27,7 +29,7 @@ pub struct Target {
     path: PathAndQuery,
     busy_interval: Duration,
     idle_interval: Duration,
-    bearer: Option<HeaderValue>,
+    key: Option<Arc<PodKey>>,
     timeout: Duration,
 }
 
@@ -36,28 +38,23 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// [`InvalidTarget`] when the path is no path of a URL, or the key cannot stand in a header.
+    /// [`InvalidTarget`] when the path is no path of a URL.
     pub fn new(
         address: SocketAddr,
         source: &MetricsSource,
-        key: Option<&str>,
+        key: Option<Arc<PodKey>>,
     ) -> Result<Self, InvalidTarget> {
         let path = PathAndQuery::try_from(source.path.as_str())
             .ok()
             .filter(|path| path.as_str().starts_with('/'))
             .ok_or(InvalidTarget::Path)?;
-        let bearer = key.map(|key| {
-            let mut bearer = HeaderValue::try_from(format!("Bearer {key}"))?;
-            bearer.set_sensitive(true);
-            Ok::<_, hyper::header::InvalidHeaderValue>(bearer)
-        });
         Ok(Self {
             address,
             metrics: SocketAddr::new(address.ip(), source.port.unwrap_or(address.port())),
             path,
             busy_interval: source.busy_interval,
             idle_interval: source.idle_interval,
-            bearer: bearer.transpose().map_err(|_| InvalidTarget::Key)?,
+            key,
             timeout: TIMEOUT,
         })
     }
@@ -71,9 +68,6 @@ impl Target {
 /// A pod cannot be asked this way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTarget {
-    /// The key holds characters that no header may.
-    #[error("the key holds characters that cannot stand in a header")]
-    Key,
     /// The path is no path of a URL.
     #[error("the metrics path must begin with a slash and be valid in a URL")]
     Path,
@@ -171,7 +165,7 @@ impl<C: Connect + Clone> Pod<C> {
             // An address is always a valid header value.
             let host = HeaderValue::try_from(address.to_string())
                 .unwrap_or_else(|_| HeaderValue::from_static(""));
-            Link::new(connect.clone(), address, host, target.bearer.clone())
+            Link::new(connect.clone(), address, host, target.key.clone())
         };
         let models_link = (target.metrics != target.address).then(|| link(target.address));
         let link = link(target.metrics);

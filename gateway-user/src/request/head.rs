@@ -4,6 +4,7 @@
 //! concern one connection only (RFC 9110 section 7.6.1) are here. What could be read in two ways is refused:
 //! a gateway that guesses lets one request hide in another.
 
+use crate::auth::credentials::{self, Credentials, Twice};
 use crate::error::Refusal;
 
 /// What the gateway must know of a request's head.
@@ -33,7 +34,9 @@ pub struct Head {
     pub request_id: Option<Box<str>>,
     /// `X-Session-Token`, as an earlier answer may have given it.
     pub session: Option<Box<str>>,
-    /// The head for the pod, without the headers that depend on the body and without the empty line.
+    /// What it shows to be let in. Not in `forward`.
+    pub credentials: Credentials,
+    /// The head for the pod, without credentials, the headers that depend on the body and without the empty line.
     pub forward: Vec<u8>,
 }
 
@@ -139,6 +142,7 @@ struct Fields<'a> {
     content_encoding: Option<&'a str>,
     request_id: Option<&'a str>,
     session: Option<&'a str>,
+    credentials: Credentials,
 }
 
 impl<'a> Fields<'a> {
@@ -189,7 +193,12 @@ impl<'a> Fields<'a> {
                 name if name.eq_ignore_ascii_case(SESSION_HEADER) => {
                     fields.session = text().ok().filter(|token| fit_for_id(token));
                 }
-                _ => {}
+                name => {
+                    let taken = fields.credentials.take(name, header.value);
+                    taken.map_err(|Twice(name)| {
+                        Refusal::malformed(format!("The header `{name}` is given twice."))
+                    })?;
+                }
             }
         }
         Ok(fields)
@@ -258,6 +267,7 @@ impl<'a> Fields<'a> {
             request_id: self.request_id.map(Into::into),
             session: self.session.map(Into::into),
             forward: self.forward(method, target),
+            credentials: self.credentials,
         })
     }
 
@@ -284,14 +294,15 @@ impl<'a> Fields<'a> {
 
     /// Whether a header concerns this connection only, or is written anew for the pod.
     fn stays(&self, name: &str) -> bool {
-        if HOP_BY_HOP.iter().chain(&WRITTEN_ANEW).any(|hop| hop.eq_ignore_ascii_case(name)) {
+        if HOP_BY_HOP.iter().chain(&WRITTEN_ANEW).any(|hop| hop.eq_ignore_ascii_case(name))
+            || credentials::is_one(name)
+        {
             return true;
         }
         // A client must not be able to take away, by naming it in Connection, what the pod needs.
         self.connection.iter().any(|token| token.eq_ignore_ascii_case(name))
             && !name.eq_ignore_ascii_case("host")
             && !name.eq_ignore_ascii_case("content-type")
-            && !name.eq_ignore_ascii_case("authorization")
     }
 }
 
@@ -394,9 +405,24 @@ mod tests {
         assert_eq!(head.request_id.as_deref(), Some("abc"));
         assert_eq!(
             String::from_utf8(head.forward).unwrap(),
-            "POST /v1/chat/completions?x=1 HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
-             Authorization: Bearer k\r\n"
+            "POST /v1/chat/completions?x=1 HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
         );
+        assert_eq!(head.credentials.lines(), b"Authorization: Bearer k\r\n");
+    }
+
+    // Field reports 42: what may be the gateway's own credential is not in what a pod gets, however it is written and
+    // whatever Connection says of it.
+    #[test]
+    fn credentials_are_kept_apart() {
+        let head = head(
+            "GET / HTTP/1.1\r\nhost: a\r\nAUTHORIZATION: Bearer a\r\nX-API-Key: b\r\napi-KEY: c\r\n\
+             connection: x-api-key, authorization\r\nx-keep: 1\r\n\r\n",
+        );
+        assert_eq!(head.credentials.secrets().collect::<Vec<_>>(), ["a", "b", "c"]);
+        let forward = String::from_utf8(head.forward).unwrap();
+        assert_eq!(forward, "GET / HTTP/1.1\r\nhost: a\r\nx-keep: 1\r\n");
+        let twice = "GET / HTTP/1.1\r\nhost: a\r\nx-api-key: a\r\nx-api-key: b\r\n\r\n";
+        assert_eq!(refusal(twice).status, 400);
     }
 
     #[test]

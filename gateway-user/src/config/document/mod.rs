@@ -6,6 +6,7 @@
 //! `x-refused`, which is an error there. The daemon does not read these types; `effective` turns
 //! them into [`Config`](super::Config).
 
+mod auth;
 mod managed;
 mod policy;
 mod scheduler;
@@ -16,9 +17,11 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::auth::{
+    ApiKeys, Auth, AuthMode, Claim, ClaimType, Jwt, LocalJwks, Provider, RemoteJwks,
+};
 pub use self::managed::{
-    Auth, BackendRef, Bbr, Certificate, Claim, ClaimType, Jwks, Jwt, MetricsExport, Observability,
-    PodDefaults, Provider, Tls,
+    BackendRef, Bbr, Certificate, MetricsExport, Observability, PodDefaults, Tls,
 };
 pub(super) use self::policy::exact;
 pub use self::policy::{
@@ -138,11 +141,8 @@ pub struct Spec {
     /// HTTPS for clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<Tls>,
-    /// Who may send requests.
-    // Never ignored: requests that this would refuse would be let in.
+    /// Who may send requests; everyone who reaches the port by default, which the log warns of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-refused" = "this version does not check tokens, so that every request \
-        would be let in; remove it, and check them in front of the gateway"))]
     pub auth: Option<Auth>,
     /// The managed product's telemetry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -305,6 +305,9 @@ pub struct Limits {
     /// Requests at once on one HTTP/2 connection.
     #[schemars(range(min = 1, max = 65535))]
     pub max_streams_per_connection: u32,
+    /// Of these, those of one client address (of IPv6, of one /64); all that come through one load balancer have its.
+    #[schemars(range(min = 1, max = 1048576))]
+    pub max_connections_per_address: u32,
     /// Longest request head.
     #[schemars(extend("x-minimum" = "1Ki", "x-maximum" = "1Mi"))]
     pub max_head_bytes: Size,
@@ -343,6 +346,7 @@ impl Default for Limits {
         Self {
             max_connections: 65_536,
             max_streams_per_connection: 256,
+            max_connections_per_address: 16_384,
             max_head_bytes: Size(64 << 10),
             max_buffered_bytes: Size(1 << 30),
             header_timeout: seconds(10),

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Opaque;
 use super::policy::{SaturationLimits, WeightMap};
+use crate::config::RateLimits;
 use crate::config::units::KubeDuration;
 
 /// One pool: the pods that serve one base model.
@@ -64,6 +65,14 @@ pub struct Scheduler {
     /// they hold is guessed from what was sent to them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_events: Option<KvEvents>,
+    /// A file with the key that the pods want (vLLM, SGLang: `--api-key`), sent to them as a bearer token with each request,
+    /// in place of the client's, and with all that the gateway asks them itself. Read again when it changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2, max = 4096), extend("format" = "path", "x-example" = "/etc/sluice/pods.key"))]
+    pub api_key_file: Option<String>,
+    /// How much all clients together may use; nothing is limited by default.
+    #[serde(default, skip_serializing_if = "RateLimits::is_none")]
+    pub limits: RateLimits,
     /// How pods compare: `latency` (early first tokens; the default with `mode: request`), `throughput`, or
     /// one of `spec.profiles`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,0 +1,253 @@
+//! Who may send requests: API keys from a file, JSON web tokens by the issuer's key set, or everyone.
+//!
+//! [`keys`] and [`jwt`] decide, and know neither files nor the network. [`reload`] reads the files and looks for changes,
+//! [`fetch`] gets key sets. A credential is checked before anything else of a request is read, and never goes to a pod;
+//! what pods want themselves is their [`PodKey`]. What cannot be decided is refused: no key set yet is 503, not a way in.
+
+pub mod credentials;
+mod fetch;
+pub mod jwt;
+pub mod keys;
+mod pod_key;
+pub mod reload;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tracing::debug;
+
+use self::credentials::Credentials;
+use self::jwt::{Denied, KeySet};
+use self::keys::{Keys, Listed, Wrong};
+pub use self::pod_key::PodKey;
+use crate::config::{self, RateLimits};
+use crate::error::Refusal;
+use crate::limit::Limiter;
+use crate::metrics::{KeyMetrics, Metrics};
+use crate::pool::Pool;
+use crate::route::Target;
+
+/// Who may send requests.
+#[derive(Debug, Default)]
+pub struct Auth {
+    /// Where no check is configured, everyone may.
+    checks: bool,
+    keys: Option<ApiKeys>,
+    tokens: Option<Tokens>,
+}
+
+/// API keys, and where they come from.
+#[derive(Debug)]
+struct ApiKeys {
+    config: config::ApiKeys,
+    in_force: ArcSwap<Keys<Arc<Key>>>,
+    /// A name that no key may have: the issuer's, which has its own series.
+    reserved: Option<Arc<str>>,
+}
+
+/// Tokens of one issuer.
+#[derive(Debug)]
+struct Tokens {
+    provider: config::Provider,
+    keys: ArcSwapOption<KeySet>,
+    /// What bearers of its tokens are counted as.
+    key: Arc<Key>,
+    /// A token names a key that is not known.
+    unknown_key: Notify,
+}
+
+/// What a key stands for: an entry of the key file, or the issuer of tokens.
+#[derive(Debug)]
+pub struct Key {
+    /// What logs and metrics call it; never the key itself.
+    pub name: Arc<str>,
+    /// The models that it may use; all if there is no list.
+    models: Option<HashSet<Box<str>>>,
+    /// How much of its limits is used.
+    pub limiter: Arc<Limiter>,
+    /// What is counted for it.
+    pub metrics: Arc<KeyMetrics>,
+}
+
+/// Who sent a request.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// By what they were let in.
+    pub key: Arc<Key>,
+    /// A token's subject.
+    pub subject: Option<Box<str>>,
+}
+
+impl Auth {
+    /// As the configuration says; nothing has been read yet, so nobody is let in.
+    pub fn new(config: Option<&config::Auth>, metrics: &Metrics) -> Self {
+        let Some(config) = config.filter(|config| !config.off) else { return Self::default() };
+        let tokens = config.jwt.as_ref().map(|provider| Tokens {
+            key: Arc::new(Key::new(
+                provider.name.as_str().into(),
+                None,
+                RateLimits::default(),
+                metrics,
+            )),
+            provider: provider.clone(),
+            keys: ArcSwapOption::empty(),
+            unknown_key: Notify::new(),
+        });
+        let keys = config.api_keys.as_ref().map(|keys| ApiKeys {
+            config: keys.clone(),
+            in_force: ArcSwap::default(),
+            reserved: tokens.as_ref().map(|tokens| Arc::clone(&tokens.key.name)),
+        });
+        Self { checks: true, keys, tokens }
+    }
+
+    /// Whether requests are checked at all. Their credentials are the gateway's then, and no pod's.
+    pub fn checks(&self) -> bool {
+        self.checks
+    }
+
+    /// Why nobody with a token can be let in yet, if that is so.
+    pub fn unready(&self) -> Option<String> {
+        let tokens = self.tokens.as_ref()?;
+        tokens
+            .keys
+            .load()
+            .is_none()
+            .then(|| format!("no signing keys of `{}` yet", tokens.provider.name))
+    }
+
+    /// Who sends a request with these credentials; `None` where everyone may.
+    ///
+    /// # Errors
+    /// 401 for whom nothing lets in, 503 where that cannot be told.
+    pub fn check(
+        &self,
+        credentials: &Credentials,
+        now: SystemTime,
+    ) -> Result<Option<Caller>, Refusal> {
+        if !self.checks {
+            return Ok(None);
+        }
+        let mut why = None;
+        for secret in credentials.secrets() {
+            if let Some(key) = self
+                .keys
+                .as_ref()
+                .and_then(|keys| keys.in_force.load().find(secret).map(Arc::clone))
+            {
+                return Ok(Some(Caller { key, subject: None }));
+            }
+            match self.tokens.as_ref().filter(|_| jwt::is_token(secret)) {
+                Some(tokens) => match tokens.check(secret, now) {
+                    Ok(caller) => return Ok(Some(caller)),
+                    Err(refusal) => why = Some(refusal),
+                },
+                None => why = why.or_else(|| Some(self.unknown())),
+            }
+        }
+        Err(why.unwrap_or_else(|| {
+            Refusal::unauthorized(
+                "No API key was given. Send one as `Authorization: Bearer KEY`.".to_owned(),
+                None,
+            )
+        }))
+    }
+
+    /// The lines with credentials that a pod gets, each with its end: the pods' own key; else what the client sent, if that
+    /// is not the gateway's.
+    pub fn for_pod(&self, credentials: &Credentials, pool: &Pool) -> Vec<u8> {
+        match &pool.api_key {
+            Some(key) => key.line(),
+            None if self.checks => Vec::new(),
+            None => credentials.lines().to_vec(),
+        }
+    }
+
+    fn unknown(&self) -> Refusal {
+        let text = match self.keys {
+            Some(_) => "The API key is not known here.",
+            None => "This is not a JSON web token, as is asked for here.",
+        };
+        Refusal::unauthorized(text.to_owned(), Some("invalid_token"))
+    }
+}
+
+impl ApiKeys {
+    /// Takes the keys of a file, read already. Counts and limits of those that stay are kept.
+    fn take(&self, listed: Vec<Listed>, metrics: &Metrics) -> Result<usize, Wrong> {
+        keys::agree(&listed, self.reserved.as_deref())?;
+        let old = self.in_force.load();
+        let known: BTreeMap<_, _> = old.iter().map(|key| (Arc::clone(&key.name), key)).collect();
+        let keys = Keys::new(listed, |Listed { name, models, limits, .. }| {
+            let limits = limits.or(self.config.limits);
+            let name: Arc<str> = name.into();
+            match known.get(&name) {
+                Some(old) => {
+                    old.limiter.set(limits, Instant::now());
+                    let (limiter, metrics) = (Arc::clone(&old.limiter), Arc::clone(&old.metrics));
+                    Arc::new(Key { name, models, limiter, metrics })
+                }
+                None => Arc::new(Key::new(name, models, limits, metrics)),
+            }
+        });
+        let names: HashSet<Arc<str>> =
+            (keys.iter().map(|key| Arc::clone(&key.name))).chain(self.reserved.clone()).collect();
+        metrics.retain_keys(|name| names.contains(name));
+        let count = keys.len();
+        self.in_force.store(Arc::new(keys));
+        Ok(count)
+    }
+}
+
+impl Tokens {
+    fn check(&self, token: &str, now: SystemTime) -> Result<Caller, Refusal> {
+        let keys = self.keys.load();
+        let Some(keys) = &*keys else {
+            return Err(Refusal::overloaded(
+                "signing_keys_missing",
+                "The issuer's signing keys could not be had yet, so that no token can be checked. \
+                 Try again later.",
+            ));
+        };
+        // A clock before 1970 finds every token too early or expired.
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        match jwt::check(token, keys, &self.provider, now) {
+            Ok(subject) => Ok(Caller { key: Arc::clone(&self.key), subject }),
+            Err(denied) => {
+                if denied == Denied::UnknownKey {
+                    self.unknown_key.notify_one();
+                }
+                debug!(provider = self.provider.name, "a token was refused: {denied}");
+                let text = format!("The token is refused: {denied}.");
+                Err(Refusal::unauthorized(text, Some("invalid_token")))
+            }
+        }
+    }
+}
+
+impl Key {
+    fn new(
+        name: Arc<str>,
+        models: Option<HashSet<Box<str>>>,
+        limits: RateLimits,
+        metrics: &Metrics,
+    ) -> Self {
+        let limiter = Arc::new(Limiter::new(limits, Instant::now()));
+        let metrics = metrics.key(&name);
+        Self { name, models, limiter, metrics }
+    }
+
+    /// Whether it is for `name`, which leads to `target`: as the client calls it, or as the model that it is another
+    /// name of. An adapter is a model of its own.
+    pub fn allows(&self, name: &str, target: &Target) -> bool {
+        self.allows_name(name) || target.adapter.is_none() && self.allows_name(&target.pool.model)
+    }
+
+    fn allows_name(&self, name: &str) -> bool {
+        self.models.as_ref().is_none_or(|models| models.contains(name))
+    }
+}

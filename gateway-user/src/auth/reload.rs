@@ -1,0 +1,265 @@
+//! Reads the files with keys and looks for changes, and keeps an issuer's key set fresh.
+//!
+//! A file is compared by what it holds, about once a second: a Secret in a volume changes by a symbolic link that is
+//! swapped, which no time stamp of the file tells. What cannot be used leaves the old keys in force, with a line in the log
+//! and a count.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{spawn_blocking, spawn_local};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{info, warn};
+
+use super::fetch::Source;
+use super::jwt::KeySet;
+use super::{Auth, PodKey, Tokens, keys};
+use crate::config::KeySource;
+use crate::gateway::Gateway;
+use crate::metrics::{AuthSource, Reload};
+
+/// A file that the gateway cannot start without.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}: {why}")]
+pub struct Unusable {
+    file: String,
+    why: String,
+}
+
+/// Reads all that has to be there at start, and looks for changes from then on. For the control thread.
+///
+/// # Errors
+/// The first file that cannot be used.
+pub async fn start(gateway: &Arc<Gateway>) -> Result<(), Unusable> {
+    let mut watched = Vec::new();
+    for what in sources(gateway) {
+        let file = what.file(&gateway.auth);
+        let content = read(file.clone()).await;
+        let fail = |why| Unusable { file: file.display().to_string(), why };
+        content
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|texts| what.apply(texts, gateway))
+            .map_err(fail)?;
+        watched.push(Watched { what, file, content });
+    }
+    if !watched.is_empty() {
+        spawn_local(watch(watched, Arc::clone(gateway)));
+    }
+    let Some(tokens) = &gateway.auth.tokens else { return Ok(()) };
+    match &tokens.provider.keys {
+        KeySource::Remote { uri, ca_file, cache } => {
+            let source = Source::new(uri, ca_file.as_deref())
+                .map_err(|why| Unusable { file: uri.clone(), why })?;
+            spawn_local(follow(source, *cache, Arc::clone(gateway)));
+        }
+        KeySource::Inline(text) => {
+            let fail = |why| Unusable { file: "localJWKS.inline".into(), why };
+            tokens.take(text.as_bytes(), gateway).map_err(fail)?;
+        }
+        KeySource::File(_) => {}
+    }
+    Ok(())
+}
+
+/// A file, or a folder of them, that is looked at again and again.
+struct Watched {
+    what: What,
+    file: PathBuf,
+    content: Result<Vec<String>, String>,
+}
+
+/// What a file holds.
+enum What {
+    Keys,
+    KeySet,
+    PodKey(Arc<PodKey>),
+}
+
+fn sources(gateway: &Gateway) -> Vec<What> {
+    let auth = &gateway.auth;
+    let keys = auth.keys.as_ref().map(|_| What::Keys);
+    let has_file = |tokens: &&Tokens| matches!(tokens.provider.keys, KeySource::File(_));
+    let key_set = auth.tokens.as_ref().filter(has_file).map(|_| What::KeySet);
+    let pods = gateway.pools.iter().filter_map(|pool| pool.api_key.clone().map(What::PodKey));
+    keys.into_iter().chain(key_set).chain(pods).collect()
+}
+
+async fn watch(mut watched: Vec<Watched>, gateway: Arc<Gateway>) {
+    loop {
+        sleep(POLL).await;
+        for Watched { what, file, content } in &mut watched {
+            let now = read(file.clone()).await;
+            if now == *content {
+                continue;
+            }
+            *content = now;
+            let applied = match content {
+                Ok(texts) => what.apply(texts, &gateway),
+                Err(why) => Err(why.clone()),
+            };
+            let result = if applied.is_ok() { Reload::Done } else { Reload::Failed };
+            gateway.counted.reloaded(what.source(), result);
+            let file = file.display();
+            match applied {
+                Ok(()) => info!("{file}: read anew"),
+                Err(why) => warn!("{file}: {why}; what it held before stays in force"),
+            }
+        }
+    }
+}
+
+impl What {
+    fn source(&self) -> AuthSource {
+        match self {
+            Self::Keys => AuthSource::Keys,
+            Self::KeySet => AuthSource::KeySet,
+            Self::PodKey(_) => AuthSource::PodKey,
+        }
+    }
+
+    fn file(&self, auth: &Auth) -> PathBuf {
+        let file = match self {
+            Self::Keys => auth.keys.as_ref().map(|keys| keys.config.file.as_str()),
+            Self::KeySet => auth.tokens.as_ref().and_then(|tokens| match &tokens.provider.keys {
+                KeySource::File(file) => Some(file.as_str()),
+                KeySource::Inline(_) | KeySource::Remote { .. } => None,
+            }),
+            Self::PodKey(key) => Some(key.file.as_str()),
+        };
+        file.unwrap_or_default().into()
+    }
+
+    fn apply(&self, texts: &[String], gateway: &Gateway) -> Result<(), String> {
+        let auth = &gateway.auth;
+        match (self, &auth.keys, &auth.tokens) {
+            (Self::Keys, Some(keys), _) => {
+                let mut listed = Vec::new();
+                for text in texts {
+                    listed.extend(keys::read(text).map_err(|wrong| wrong.to_string())?);
+                }
+                let count =
+                    keys.take(listed, &gateway.metrics).map_err(|wrong| wrong.to_string())?;
+                gateway.counted.auth_keys(AuthSource::Keys, count);
+                Ok(())
+            }
+            (Self::KeySet, _, Some(tokens)) => tokens.take(texts.concat().as_bytes(), gateway),
+            (Self::PodKey(key), ..) => key.set(&texts.concat()).map_err(Into::into),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Tokens {
+    fn take(&self, text: &[u8], gateway: &Gateway) -> Result<(), String> {
+        let set = KeySet::read(text).map_err(|error| error.to_string())?;
+        gateway.counted.auth_keys(AuthSource::KeySet, set.len());
+        self.keys.store(Some(Arc::new(set)));
+        Ok(())
+    }
+}
+
+/// Keeps a key set fresh. Never ends.
+async fn follow(source: Source, cache: Duration, gateway: Arc<Gateway>) {
+    let Some(tokens) = &gateway.auth.tokens else { return };
+    let name = &tokens.provider.name;
+    let mut pause = LEAST_RETRY;
+    let mut failed = true;
+    loop {
+        let started = Instant::now();
+        let got = match timeout(WITHIN, source.get()).await {
+            Ok(got) => got,
+            Err(_) => Err(format!("no whole answer within {WITHIN:?}")),
+        };
+        let taken = got.and_then(|text| tokens.take(&text, &gateway));
+        let result = if taken.is_ok() { Reload::Done } else { Reload::Failed };
+        gateway.counted.reloaded(AuthSource::KeySet, result);
+        let next = match taken {
+            Ok(()) => {
+                if std::mem::take(&mut failed) {
+                    info!("the signing keys of `{name}` are known");
+                }
+                pause = LEAST_RETRY;
+                cache
+            }
+            Err(why) => {
+                warn!(
+                    "the signing keys of `{name}` cannot be had: {why}; those known before stay in force"
+                );
+                failed = true;
+                let next = pause;
+                pause = (2 * pause).min(MOST_RETRY).min(cache.max(LEAST_RETRY));
+                next
+            }
+        };
+        tokio::select! {
+            () = sleep(next) => {}
+            // An issuer that has new keys begins to use them. Anyone can name a key that is not known, though.
+            () = tokens.unknown_key.notified() => sleep_until(started + UNKNOWN_KEY).await,
+        }
+    }
+}
+
+/// What a file holds, or every file of a folder, in the order of their names.
+async fn read(path: PathBuf) -> Result<Vec<String>, String> {
+    let done = spawn_blocking(move || read_now(&path)).await;
+    // It neither panics nor is cancelled.
+    let content = done.map_err(|error| error.to_string())?;
+    content.map_err(|error| format!("cannot be read: {error}"))
+}
+
+fn read_now(path: &Path) -> io::Result<Vec<String>> {
+    if !fs::metadata(path)?.is_dir() {
+        return Ok(vec![read_file(path)?]);
+    }
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        // A Secret's volume keeps its versions under names that begin with a dot.
+        let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        if !is_hidden && fs::metadata(entry.path())?.is_file() {
+            files.push(entry.path());
+        }
+        if files.len() > MAX_FILES {
+            return Err(io::Error::other(format!("more than {MAX_FILES} files")));
+        }
+    }
+    if files.is_empty() {
+        return Err(io::Error::other("the folder has no file"));
+    }
+    files.sort();
+    files.iter().map(|file| read_file(file)).collect()
+}
+
+fn read_file(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(io::Error::other(format!("larger than {MAX_BYTES} bytes")));
+    }
+    Ok(text)
+}
+
+/// How often files are looked at.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Longest file, in bytes: a Secret has at most 1 MiB.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Files in a folder.
+const MAX_FILES: usize = 64;
+
+/// For a key set's whole answer, connecting included.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// After a first failure; then twice as long each time.
+const LEAST_RETRY: Duration = Duration::from_millis(500);
+
+/// The longest pause after failures.
+const MOST_RETRY: Duration = Duration::from_secs(30);
+
+/// A token that names a key that is not known has the set fetched no sooner after the last time.
+const UNKNOWN_KEY: Duration = Duration::from_secs(2);
