@@ -13,7 +13,7 @@ use sluice_tests::gateway::{Gateway, Plan, binary, free_port};
 #[test]
 fn every_command_explains_itself_with_an_example() {
     let whole = stdout(&sluice(&["--help"]));
-    for command in ["run", "check", "probe", "status", "explain"] {
+    for command in ["run", "check", "key", "probe", "status", "explain"] {
         assert!(whole.contains(&format!("\n  {command} ")), "{whole}");
         let help = sluice(&[command, "--help"]);
         assert!(help.status.success());

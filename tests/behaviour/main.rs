@@ -11,6 +11,7 @@
 
 mod adapters;
 mod affinity;
+mod auth;
 mod balance;
 mod bodies;
 mod cli;
@@ -34,6 +35,7 @@ mod metrics;
 mod models;
 mod outages;
 mod prefixes;
+mod rates;
 mod recorder;
 mod relay;
 mod requests;

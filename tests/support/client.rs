@@ -66,6 +66,16 @@ impl Client {
         self.post_bytes(path, body.to_string().as_bytes());
     }
 
+    /// The same with further header lines, each with its end.
+    pub fn post_with(&mut self, path: &str, lines: &str, body: &Value) {
+        let body = body.to_string();
+        let length = body.len();
+        self.send(format!(
+            "POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n{lines}\r\n{body}"
+        ));
+    }
+
     /// Sends any body to a path, as JSON.
     pub fn post_bytes(&mut self, path: &str, body: &[u8]) {
         let mut message = format!(
@@ -282,6 +292,20 @@ impl Response {
 pub fn post(address: SocketAddr, path: &str, body: &Value) -> Response {
     let mut client = Client::connect(address);
     client.post(path, body);
+    client.response()
+}
+
+/// One POST of JSON on a connection of its own, with further header lines, each with its end.
+pub fn post_with(address: SocketAddr, path: &str, lines: &str, body: &Value) -> Response {
+    let mut client = Client::connect(address);
+    client.post_with(path, lines, body);
+    client.response()
+}
+
+/// One GET on a connection of its own, with further header lines, each with its end.
+pub fn get_with(address: SocketAddr, path: &str, lines: &str) -> Response {
+    let mut client = Client::connect(address);
+    client.send(format!("GET {path} HTTP/1.1\r\nhost: gateway\r\n{lines}\r\n"));
     client.response()
 }
 

@@ -27,6 +27,8 @@ pub struct RawPod {
 #[derive(Debug, Default)]
 struct Own {
     signals: Mutex<Signals>,
+    /// What it wants in `Authorization`, if anything.
+    wants: Mutex<Option<String>>,
     asked: AtomicU64,
 }
 
@@ -85,6 +87,12 @@ impl RawPod {
         *self.own.signals.lock().unwrap_or_else(PoisonError::into_inner) = signals;
     }
 
+    /// Has it answer 401 from now on to whoever asks for its metrics or models without this key.
+    pub fn want_key(&self, key: &str) {
+        let wanted = Some(format!("Bearer {key}"));
+        *self.own.wants.lock().unwrap_or_else(PoisonError::into_inner) = wanted;
+    }
+
     /// How often it was asked for its metrics and models.
     pub fn asked(&self) -> u64 {
         self.own.asked.load(Ordering::Relaxed)
@@ -124,10 +132,7 @@ impl Taken {
 
     /// A header of the request, by its name in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.head.lines().find_map(|line| {
-            let (own, value) = line.split_once(':')?;
-            own.eq_ignore_ascii_case(name).then(|| value.trim())
-        })
+        header(&self.head, name)
     }
 
     /// Waits until the gateway has closed the connection.
@@ -198,7 +203,14 @@ fn serve(mut stream: TcpStream, pod: &Arc<Own>, next: &Sender<Taken>) {
     loop {
         let Some((head, body)) = request(&mut stream, &mut buffer) else { return };
         let signals = *pod.signals.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(answer) = own_page(&head, signals) else {
+        let wanted = pod.wants.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let page = own_page(&head, signals).map(|page| match &wanted {
+            Some(wanted) if header(&head, "authorization") != Some(wanted) => {
+                answer(401, "", "{\"error\":\"Unauthorized\"}")
+            }
+            _ => page,
+        });
+        let Some(answer) = page else {
             let (pod, next_of) = (Arc::clone(pod), next.clone());
             let taken = Taken { head, body, stream, pod, next: next_of };
             // A test that is over takes no more.
@@ -252,6 +264,13 @@ pub(crate) fn request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<(S
         fill(stream, buffer)?;
     }
     Some((head, buffer.drain(..length).collect()))
+}
+
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().find_map(|line| {
+        let (own, value) = line.split_once(':')?;
+        own.eq_ignore_ascii_case(name).then(|| value.trim())
+    })
 }
 
 fn content_length(head: &str) -> usize {
