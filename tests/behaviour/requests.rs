@@ -237,24 +237,26 @@ fn the_request_id_is_the_clients_own_or_a_new_one() {
     assert_eq!(refused.header("x-request-id"), Some("mine"));
 }
 
-// What belongs to the client and the pod alone passes as it came: case, order, values, duplicates.
+// What belongs to the client and the pod alone passes as it came: case, order, values, duplicates. What the gateway does not
+// check of credentials does too, behind the rest.
 #[test]
 fn end_to_end_headers_reach_the_pod_untouched() {
     let pod = Recorder::start();
     let gateway = Gateway::start(&pod.plan());
     let mut client = Client::connect(gateway.address);
-    let passed = "Host: api.example\r\nauthorization: Bearer sk-Secret==\r\nX-API-Key: k\r\n\
+    let credentials = "authorization: Bearer sk-Secret==\r\nX-API-Key: k\r\n";
+    let passed = "Host: api.example\r\n\
                   OpenAI-Organization: org\r\nCookie: a=1; b=\"2\"\r\nX-Dup: one\r\nx-dup: two\r\n\
                   Accept: text/event-stream, */*;q=0.1\r\nX-Empty: \r\ntraceparent: 00-ab-cd-01\r\n\
                   anthropic-version: 2023-06-01\r\nContent-Type: application/json\r\n";
     let body = r#"{"model":"base"}"#;
     client.send(format!(
-        "POST {CHAT} HTTP/1.1\r\n{passed}Content-Length: {}\r\n\r\n{body}",
+        "POST {CHAT} HTTP/1.1\r\n{credentials}{passed}Content-Length: {}\r\n\r\n{body}",
         body.len()
     ));
     assert_eq!(client.response().status, 200);
     let head = pod.last().head;
-    assert!(head.starts_with(&format!("POST {CHAT} HTTP/1.1\r\n{passed}")), "{head}");
+    assert!(head.starts_with(&format!("POST {CHAT} HTTP/1.1\r\n{passed}{credentials}")), "{head}");
 }
 
 // RFC 9112 section 3, and what other servers have been fooled with.
