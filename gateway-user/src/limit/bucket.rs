@@ -74,7 +74,7 @@ impl Bucket {
 
     /// Gives back what has been taken in vain.
     pub(super) fn give(&mut self, amount: u64) {
-        self.level = (self.level + amount as f64).min(self.per_minute as f64);
+        self.level += amount as f64;
     }
 
     /// How it stands.
