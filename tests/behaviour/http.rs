@@ -234,6 +234,7 @@ fn a_request_cannot_hide_in_another() {
         ("content-length: 16\r\ntransfer-encoding: chunked\r\n", 400),
         ("transfer-encoding: chunked\r\ncontent-length: 16\r\n", 400),
         ("transfer-encoding: chunked\r\ncontent-length: 0\r\n", 400),
+        ("content-length: 16\r\ncontent-length: 16\r\n", 400),
         ("content-length: 16\r\ncontent-length: 17\r\n", 400),
         ("content-length: 16, 16\r\n", 400),
         ("content-length: 16 16\r\n", 400),
@@ -281,13 +282,6 @@ fn a_request_cannot_hide_in_another() {
     assert_eq!(client.response().status, 400);
     assert!(client.is_closed());
     assert!(pod.recorded().is_empty());
-    // The same length twice says one thing.
-    let mut client = Client::connect(gateway.address);
-    client.send(format!(
-        "POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-length: 16\r\ncontent-length: 16\r\n\r\n{body}"
-    ));
-    assert_eq!(client.response().status, 200);
-    assert_eq!(pod.last().header("content-length"), ["16"]);
 }
 
 // A refused request's body is never taken for the next request.

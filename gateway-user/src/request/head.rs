@@ -133,6 +133,7 @@ pub fn parse(input: &[u8], cap: usize) -> Result<Option<Head>, Refusal> {
 struct Fields<'a> {
     all: &'a [httparse::Header<'a>],
     hosts: usize,
+    host: &'a [u8],
     content_length: Option<u64>,
     transfer_encoding: Option<&'a [u8]>,
     /// Tokens of all `Connection` headers.
@@ -155,12 +156,19 @@ impl<'a> Fields<'a> {
                 })
             };
             match header.name {
-                name if name.eq_ignore_ascii_case("host") => fields.hosts += 1,
+                name if name.eq_ignore_ascii_case("host") => {
+                    fields.hosts += 1;
+                    fields.host = header.value.trim_ascii();
+                    if !is_authority(fields.host) {
+                        return Err(Refusal::malformed("The Host header does not name one host."));
+                    }
+                }
                 name if name.eq_ignore_ascii_case("content-length") => {
                     let value = content_length(header.value).ok_or_else(|| {
                         Refusal::malformed("Content-Length is not one decimal number.")
                     })?;
-                    if fields.content_length.is_some_and(|seen| seen != value) {
+                    // Not even the same length: some servers refuse that, others take the first or the last.
+                    if fields.content_length.is_some() {
                         return Err(Refusal::malformed("Content-Length is given twice."));
                     }
                     fields.content_length = Some(value);
@@ -241,7 +249,13 @@ impl<'a> Fields<'a> {
                 return Err(Refusal::malformed("The only expectation understood is 100-continue."));
             }
         };
-        let target = origin_form(target)?;
+        // Some cut a fragment off, others pass it on, and none should be sent.
+        if target.bytes().any(|byte| byte == b'#' || !byte.is_ascii_graphic()) {
+            return Err(Refusal::malformed(
+                "The request target has bytes that no target may have.",
+            ));
+        }
+        let target = origin_form(target, self.host)?;
         let (path, query) = match target.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (target, None),
@@ -327,22 +341,41 @@ pub fn content_length(value: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-fn origin_form(target: &str) -> Result<&str, Refusal> {
+/// The path and query of a target. Of one that names a host as well, that must be the one that `host` names: the
+/// pod gets the header, and others decide by the target (RFC 9112 section 3.2.2).
+fn origin_form<'a>(target: &'a str, host: &[u8]) -> Result<&'a str, Refusal> {
     if target.starts_with('/') {
         return Ok(target);
     }
-    // RFC 9112 section 3.2.2: a server must take the absolute form too.
-    for scheme in ["http://", "https://"] {
-        if let Some((prefix, rest)) = target.split_at_checked(scheme.len())
-            && prefix.eq_ignore_ascii_case(scheme)
-        {
-            return match rest.find('/') {
-                Some(at) => Ok(rest.get(at..).unwrap_or("/")),
-                None => Ok("/"),
-            };
+    for (scheme, port) in [("http://", ":80"), ("https://", ":443")] {
+        let Some((prefix, rest)) = target.split_at_checked(scheme.len()) else { continue };
+        if !prefix.eq_ignore_ascii_case(scheme) {
+            continue;
         }
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        if !is_authority(authority.as_bytes()) {
+            return Err(Refusal::malformed(
+                "The request target does not name one host and a path.",
+            ));
+        }
+        let bare = |name: &'a str| name.strip_suffix(port).unwrap_or(name);
+        let host = std::str::from_utf8(host).unwrap_or_default();
+        if !host.is_empty()
+            && !bare(authority).eq_ignore_ascii_case(host.strip_suffix(port).unwrap_or(host))
+        {
+            return Err(Refusal::malformed(
+                "The request target and the Host header name different hosts.",
+            ));
+        }
+        return Ok(if path.is_empty() { "/" } else { path });
     }
     Err(Refusal::malformed("The request target is not a path."))
+}
+
+/// Whether this can be a host, with or without a port, and nothing else.
+fn is_authority(text: &[u8]) -> bool {
+    let fits = |byte: &u8| byte.is_ascii_graphic() && !b"/\\?#@,;\"<>{}|^`".contains(byte);
+    !text.is_empty() && text.iter().all(fits)
 }
 
 /// Ids go into logs, headers and the pod's own request id: they stay short and plain.
@@ -453,6 +486,7 @@ mod tests {
             "transfer-encoding : chunked\r\n",
             " folded: x\r\n",
             "host: b\r\n",
+            "content-length: 3\r\ncontent-length: 3\r\n",
             "expect: 200-ok\r\n",
             "content-type: a/b\r\ncontent-type: multipart/form-data; boundary=x\r\n",
         ] {
@@ -472,6 +506,8 @@ mod tests {
             ("GET /\r\nhost: a\r\n\r\n", 400),
             ("GET / HTTP/1.1\r\n\r\n", 400),
             ("GET x HTTP/1.1\r\nhost: a\r\n\r\n", 400),
+            ("GET /x#y HTTP/1.1\r\nhost: a\r\n\r\n", 400),
+            ("GET /\u{e9} HTTP/1.1\r\nhost: a\r\n\r\n", 400),
             ("POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n", 400),
             ("\x16\x03\x01\x02\0\x01\0\x01\u{fc}\x03\x03", 400),
             ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
@@ -516,12 +552,46 @@ mod tests {
     }
 
     #[test]
+    fn hosts_are_named_once_and_alone() {
+        for (line, host) in [
+            ("/", ""),
+            ("/", "a b"),
+            ("/", "a, b"),
+            ("/", "a/b"),
+            ("/", "u@a"),
+            ("/", "a\u{e9}"),
+            ("http://b/", "a"),
+            ("http://a:81/", "a"),
+            ("https://a:80/", "a"),
+            ("http://u:p@a/", "a"),
+            ("http:///", "a"),
+            ("http://a?b", "a"),
+            ("http://", "a"),
+            ("ftp://a/", "a"),
+        ] {
+            let refusal = refusal(&format!("GET {line} HTTP/1.1\r\nhost: {host}\r\n\r\n"));
+            assert_eq!((refusal.status, refusal.close), (400, true), "{line} {host:?}");
+        }
+        for (line, host) in [
+            ("/", "a:80"),
+            ("/", "[::1]:80"),
+            ("http://A/", "a:80"),
+            ("https://a:443/x", "a"),
+            ("http://[::1]:8080/", "[::1]:8080"),
+        ] {
+            head(&format!("GET {line} HTTP/1.1\r\nhost: {host}\r\n\r\n"));
+        }
+        // HTTP/1.0 without Host: the target's host is the only one.
+        assert_eq!(&*head("GET http://a/b HTTP/1.0\r\n\r\n").path, "/b");
+    }
+
+    #[test]
     fn absolute_targets_are_taken() {
         assert_eq!(
-            &*head("GET http://a.b/v1/models HTTP/1.1\r\nhost: a\r\n\r\n").path,
+            &*head("GET http://a.b/v1/models HTTP/1.1\r\nhost: a.b\r\n\r\n").path,
             "/v1/models"
         );
-        assert_eq!(&*head("GET http://a.b HTTP/1.1\r\nhost: a\r\n\r\n").path, "/");
+        assert_eq!(&*head("GET http://a.b HTTP/1.1\r\nhost: a.b\r\n\r\n").path, "/");
     }
 
     #[test]
