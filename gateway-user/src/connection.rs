@@ -149,9 +149,16 @@ async fn next_head(client: &mut Client, wait: Duration, worker: &Worker) -> Opti
     }
 }
 
-/// RFC 9112 section 2.2: they may stand before a request.
+/// RFC 9112 section 2.2: they may stand before a request. A carriage return alone is no line.
 fn skip_empty_lines(client: &mut Client) {
-    let count = client.input.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+    let mut count = 0;
+    loop {
+        match client.input.get(count..) {
+            Some([b'\r', b'\n', ..]) => count += 2,
+            Some([b'\n', ..]) => count += 1,
+            _ => break,
+        }
+    }
     if count > 0 {
         client.consume(count);
     }
