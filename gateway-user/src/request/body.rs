@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::BufMut;
-use gateway_common::framing::Framing;
+use gateway_common::framing::{Framing, Malformed, State};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::client::Client;
@@ -156,22 +156,35 @@ impl Incoming<'_> {
 
     /// Reads a chunked body of at most `cap` bytes. `false`: the client left.
     async fn chunked(&mut self, cap: usize) -> Result<bool, Refusal> {
-        let mut framing = Framing::chunked();
+        let (mut framing, mut trailers) = (Framing::chunked(), Trailers::default());
         loop {
             let before = self.bytes.len();
             self.make_room(self.client.input.len(), usize::MAX)?;
             let Self { client, bytes, .. } = &mut *self;
-            let mut over = false;
-            let used = framing
-                .run(&client.input, |payload| {
-                    over |= bytes.len() + payload.len() > cap;
-                    if !over {
-                        bytes.extend_from_slice(payload);
-                    }
-                })
-                .map_err(|malformed| {
-                    Refusal::malformed(format!("The body's chunks are malformed: {malformed}."))
-                })?;
+            let broken = |malformed: Malformed| {
+                Refusal::malformed(format!("The body's chunks are malformed: {malformed}."))
+            };
+            let (mut over, mut used) = (false, 0);
+            while let Some([byte, ..]) = client.input.get(used..)
+                && !over
+                && !framing.is_done()
+            {
+                let state = framing.state();
+                // A slice is never longer than isize::MAX, and skip gives no more than it got.
+                let count = framing.skip((client.input.len() - used) as u64) as usize;
+                let payload = client.input.get(used..used + count).unwrap_or_default();
+                if payload.is_empty() {
+                    framing.control(*byte).map_err(broken)?;
+                    trailers.check(state, *byte)?;
+                    used += 1;
+                    continue;
+                }
+                over = bytes.len() + payload.len() > cap;
+                if !over {
+                    bytes.extend_from_slice(payload);
+                }
+                used += count;
+            }
             if over {
                 return Err(Refusal::body_too_large(cap));
             }
@@ -250,6 +263,41 @@ impl Incoming<'_> {
     fn look(&mut self, from: usize) -> Result<(), Fault> {
         self.finder.feed(self.bytes.get(from..).unwrap_or_default())
     }
+}
+
+/// Looks whether trailers are headers, before they are thrown away: what is none may be a request that somebody on
+/// the way took for one.
+#[derive(Default)]
+struct Trailers {
+    named: bool,
+}
+
+impl Trailers {
+    /// `state` is the framing's before `byte`.
+    fn check(&mut self, state: Option<State>, byte: u8) -> Result<(), Refusal> {
+        let fits = match (state, byte) {
+            (Some(State::TrailerStart), _) => {
+                self.named = false;
+                byte == b'\r' || is_token(byte)
+            }
+            (Some(State::Trailer), b':') => {
+                self.named = true;
+                true
+            }
+            (Some(State::Trailer), _) => self.named || is_token(byte),
+            _ => true,
+        };
+        if fits {
+            Ok(())
+        } else {
+            Err(Refusal::malformed("A trailer of the body is not a header."))
+        }
+    }
+}
+
+/// RFC 9110 section 5.6.2.
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 /// What finds the model in a body of this type.
