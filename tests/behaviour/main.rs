@@ -41,6 +41,7 @@ mod relay;
 mod requests;
 mod retries;
 mod signals;
+mod smuggling;
 mod steer;
 mod streams;
 mod takeover;

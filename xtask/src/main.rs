@@ -16,6 +16,7 @@ mod process;
 mod setup_ebpf;
 mod shell;
 mod sim;
+mod smuggling;
 mod soak;
 mod svg;
 mod test;
@@ -47,6 +48,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Lint => lint::run(),
         Task::SetupEbpf => setup_ebpf::run(),
         Task::Sim(options) => sim::run(&options),
+        Task::Smuggling(options) => smuggling::run(&options),
         Task::Soak(options) => soak::run(&options),
         Task::Test(options) => test::run(&options),
         Task::VerifyEbpf => verify_ebpf::run(),
@@ -93,6 +95,9 @@ enum Task {
         after_help = "Example: cargo xtask sim --scenario a-,c- --policy round,sluice --json"
     )]
     Sim(sim::Options),
+    /// Ask hyper, nginx and HAProxy how they read the messages of the smuggling tests.
+    #[command(after_help = "Example: cargo xtask smuggling --record")]
+    Smuggling(smuggling::Options),
     /// Carry mixed traffic by relay, splice and local, and compare every byte.
     #[command(after_help = "Example: cargo xtask soak --gigabytes 10 --path local")]
     Soak(soak::Options),
