@@ -336,8 +336,9 @@ impl Memory {
         let Some(more) = bytes.checked_sub(self.taken).filter(|more| *more > 0) else {
             return true;
         };
+        // Some is left to bodies of ordinary size, so that a few large ones that come slowly do not keep all out.
+        let most = if bytes > ORDINARY_BODY { self.most - self.most / 8 } else { self.most };
         // In one step: a body that is too much for what is left must not keep another one out meanwhile.
-        let most = self.most;
         let fitting = |total: usize| total.checked_add(more).filter(|total| *total <= most);
         let is_taken =
             self.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fitting).is_ok();
@@ -379,6 +380,9 @@ impl Deref for RequestId {
         &self.0
     }
 }
+
+/// A body up to this size, in bytes, may have the last eighth of the memory: a prompt of some 60,000 tokens.
+const ORDINARY_BODY: usize = 256 * 1024;
 
 /// What is running. Releases set the commit when they are built.
 const BUILD: Build = Build {

@@ -94,6 +94,65 @@ fn a_body_that_stops_or_trickles_is_no_longer_waited_for() {
     assert_eq!((refused(&gateway, "slow"), pod.recorded().len()), (4.0, 0));
 }
 
+// Else a few large bodies, each with a byte to come now and then, would hold the memory of all for hours.
+#[test]
+fn field_report_41_what_came_fast_buys_no_time_for_what_comes_slowly() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan().spec("  limits: {bodyTimeout: 300ms}"));
+    let begun = " ".repeat(200_000);
+    for (length, begun, piece) in [
+        ("content-length: 400000\r\n", begun.clone(), &b" "[..]),
+        ("transfer-encoding: chunked\r\n", format!("30d40\r\n{begun}\r\n"), b"1\r\n \r\n"),
+    ] {
+        let mut client = Client::connect(gateway.address);
+        client.send(head(length) + &begun);
+        let sent = trickle(&client.stream, piece, 200);
+        assert!(sent < 200, "all was taken");
+        client.response().assert_error(408, "body_timeout", None);
+        assert!(client.is_closed());
+    }
+    assert_eq!((refused(&gateway, "slow"), pod.recorded().len()), (2.0, 0));
+}
+
+#[test]
+fn a_body_that_takes_too_long_in_all_is_no_longer_waited_for() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan().spec("  limits: {bodyTimeout: 100ms}"));
+    let mut client = Client::connect(gateway.address);
+    client.send(head("content-length: 10000000\r\n"));
+    // Always fast enough, and with far more to come.
+    let piece = " ".repeat(2000);
+    let mut sent = 0;
+    while client.stream.write_all(piece.as_bytes()).is_ok() {
+        sent += piece.len();
+        assert!(sent < 5_000_000, "all was taken");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!((refused(&gateway, "slow"), pod.recorded().len()), (1.0, 0));
+}
+
+// Whatever large bodies hold, a prompt of ordinary size finds room.
+#[test]
+fn large_bodies_do_not_keep_ordinary_ones_out() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan().spec("  limits: {maxBufferedBytes: 4Mi}"));
+    let mut held = Vec::new();
+    loop {
+        let mut client = Client::connect(gateway.address);
+        client.send(head("content-length: 900000\r\n") + &" ".repeat(899_999));
+        if !client.is_silent(Duration::from_millis(300)) {
+            client.response().assert_error(503, "body_memory", None);
+            break;
+        }
+        held.push(client);
+    }
+    assert!((2..=4).contains(&held.len()), "{} were let in", held.len());
+    let body = format!(r#"{{"x":"{}","model":"base"}}"#, "y".repeat(200_000));
+    let mut client = Client::connect(gateway.address);
+    client.send(head(&format!("content-length: {}\r\n", body.len())) + &body);
+    assert_eq!(client.response().status, 200);
+}
+
 #[test]
 fn a_body_that_comes_slowly_but_steadily_is_read() {
     let pod = Recorder::start();
@@ -158,7 +217,7 @@ fn a_client_that_asks_on_and_on_and_never_reads_is_let_go() {
     gateway.wait("the flood to begin", |status| status["connections"] == 1);
     assert_eq!(get(gateway.address, "/health").status, 200);
     gateway.wait("the client to be let go", |status| status["connections"] == 0);
-    assert!(rss(&gateway) < 200_000_000);
+    assert!(gateway.resident() < 200_000_000);
 }
 
 #[test]
@@ -231,7 +290,7 @@ fn bodies_share_a_bounded_memory() {
 fn memory_is_taken_for_what_has_come_and_not_for_what_is_announced() {
     let pod = Recorder::start();
     let gateway = Gateway::start(&pod.plan());
-    let before = rss(&gateway);
+    let before = gateway.resident();
     let clients: Vec<Client> = (0..100)
         .map(|_| {
             let mut client = Client::connect(gateway.address);
@@ -241,7 +300,7 @@ fn memory_is_taken_for_what_has_come_and_not_for_what_is_announced() {
         .collect();
     let status = gateway.wait("all to be served", |status| status["connections"] == clients.len());
     assert!(held(&status) < 10_000_000, "{}", held(&status));
-    assert!(rss(&gateway) < before + 50_000_000);
+    assert!(gateway.resident() < before + 50_000_000);
 }
 
 // Field reports 34: a body is held once.
@@ -252,7 +311,7 @@ fn large_bodies_are_not_held_twice() {
     // tried.
     pods[0].fault(Faults { no_answer: true, ..Faults::default() });
     let gateway = Gateway::start(&Plan::pool("base", &pods));
-    let before = rss(&gateway);
+    let before = gateway.resident();
     let body = format!(r#"{{"x":"{}","model":"base"}}"#, "y".repeat(15_000_000));
     let message = |chunked: bool| match chunked {
         false => head(&format!("content-length: {}\r\n", body.len())) + &body,
@@ -275,8 +334,8 @@ fn large_bodies_are_not_held_twice() {
     gateway.wait("four requests at the pod", |status| {
         in_flight(status) == 4 && held(status) >= 4 * body.len()
     });
-    let grown = rss(&gateway) - before;
-    assert!(grown < 6 * body.len(), "{grown} bytes for four bodies of {}", body.len());
+    let grown = gateway.resident() - before;
+    assert!(grown < 6 * body.len() as u64, "{grown} bytes for four bodies of {}", body.len());
     drop(clients);
     gateway.wait("nothing to be held", |status| held(status) == 0);
 }
@@ -303,15 +362,6 @@ fn head(length: &str) -> String {
         "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n\
          content-type: application/json\r\n{length}\r\n"
     )
-}
-
-/// Resident memory of the gateway, in bytes.
-fn rss(gateway: &Gateway) -> usize {
-    let status =
-        std::fs::read_to_string(format!("/proc/{}/status", gateway.pid())).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
-    let kib: usize = line.trim().trim_end_matches(" kB").parse().expect("a number");
-    kib * 1024
 }
 
 fn refused(gateway: &Gateway, reason: &str) -> f64 {

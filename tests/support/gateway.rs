@@ -280,6 +280,15 @@ impl Gateway {
         self.child.id()
     }
 
+    /// Resident memory, in bytes.
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let line = line.expect("a process has memory");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+    }
+
     /// Sends a signal, by the name that `kill` knows.
     pub fn signal(&self, name: &str) {
         let done =

@@ -283,7 +283,7 @@ pub struct Limits {
     pub max_buffered_bytes: usize,
     /// From a connection's start, or a further request's first byte, to the end of the head. Default 10 s.
     pub header_timeout: Duration,
-    /// Longest pause within a request's body, which must come at 1 KiB/s on the whole. Default 30 s.
+    /// In each such span 1 KiB/s of a request's body must come, and the whole in twenty of them. Default 30 s.
     pub body_timeout: Duration,
     /// How long a connection may wait between requests. Default 300 s.
     pub idle_timeout: Duration,

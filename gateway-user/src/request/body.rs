@@ -1,6 +1,5 @@
 //! Reads a request's body into bounded memory, and finds the model in it while it arrives.
 
-use std::time::Duration;
 
 use bytes::BufMut;
 use gateway_common::framing::{Framing, Malformed, State};
@@ -94,6 +93,7 @@ pub async fn read_body<T>(
         bytes: Vec::new(),
         reserved: worker.gateway.memory(),
         started: Instant::now(),
+        span: (Instant::now(), 0),
     };
     let whole = match head.body {
         // Checked against the cap, which is a usize.
@@ -117,6 +117,8 @@ struct Incoming<'a> {
     bytes: Vec<u8>,
     reserved: Memory,
     started: Instant,
+    /// When the rate was enough last, and how much had come by then.
+    span: (Instant, usize),
 }
 
 impl Incoming<'_> {
@@ -193,7 +195,8 @@ impl Incoming<'_> {
             if framing.is_done() {
                 return Ok(true);
             }
-            match timeout_at(self.due(), self.client.fill(&self.worker.scratch)).await {
+            let due = self.due();
+            match timeout_at(due, self.client.fill(&self.worker.scratch)).await {
                 Ok(Ok(true)) => {}
                 Ok(_) => return Ok(false),
                 Err(_) => return Err(slow(self.worker)),
@@ -251,12 +254,16 @@ impl Incoming<'_> {
         Ok(())
     }
 
-    /// Until when the next bytes may take: a pause is bounded, and so is the whole, as one byte after each pause
-    /// would hold a connection and its memory for ever.
-    fn due(&self) -> Instant {
-        let pause = self.worker.limits().body_timeout;
-        let whole = Duration::from_secs_f64(self.bytes.len() as f64 / LEAST_RATE);
-        (Instant::now() + pause).min(self.started + pause + whole)
+    /// Until when the next bytes may take. A pause is bounded, or one byte after each would hold a connection and its
+    /// memory for ever; what came fast buys no time for what comes slowly; and whatever its rate, a body ends.
+    fn due(&mut self) -> Instant {
+        let (now, pause) = (Instant::now(), self.worker.limits().body_timeout);
+        let (since, had) = self.span;
+        if (self.bytes.len() - had) as f64 >= pause.as_secs_f64() * LEAST_RATE {
+            self.span = (now, self.bytes.len());
+            return (now + pause).min(self.started + LONGEST * pause);
+        }
+        (since + pause).min(self.started + LONGEST * pause)
     }
 
     /// Has the finder look at the bytes from `from` on.
@@ -360,15 +367,20 @@ fn slow(worker: &Worker) -> Refusal {
             408,
             "body_timeout",
             format!(
-                "The request's body paused for {} s, or came at less than {LEAST_RATE} bytes a second.",
+                "The request's body came at less than {LEAST_RATE} bytes a second for {0} s, or took longer than \
+                 {LONGEST} times that in all.",
                 worker.limits().body_timeout.as_secs_f32()
             ),
         )
     }
 }
 
-/// How fast a body must come on the whole, in bytes a second: far below any line that carries prompts.
+/// How fast a body must come, in bytes a second over each `bodyTimeout`: far below any line that carries prompts.
 const LEAST_RATE: f64 = 1024.0;
+
+/// How long a body may take in all, in `bodyTimeout`s. By default 10 minutes, as long as the OpenAI SDKs wait for an
+/// answer: 20 MB then need 280 kbit/s.
+const LONGEST: u32 = 20;
 
 /// So much of a body is read in any case, as that costs less than the connection which has to end with what is not
 /// read.

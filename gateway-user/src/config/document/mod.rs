@@ -311,13 +311,13 @@ pub struct Limits {
     /// Longest request head.
     #[schemars(extend("x-minimum" = "1Ki", "x-maximum" = "1Mi"))]
     pub max_head_bytes: Size,
-    /// Memory for the request bodies of all connections together.
+    /// Memory for the request bodies of all connections together. An eighth of it is for bodies up to 256 KiB.
     #[schemars(extend("x-minimum" = "1Mi", "x-maximum" = "1Ti"))]
     pub max_buffered_bytes: Size,
     /// From a connection's start, or a further request's first byte, to the end of the head.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
     pub header_timeout: KubeDuration,
-    /// Longest pause within a request's body, which must come at 1 KiB/s on the whole.
+    /// In each such span 1 KiB/s of a request's body must come, and the whole in twenty of them.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
     pub body_timeout: KubeDuration,
     /// How long a connection may wait between requests.
