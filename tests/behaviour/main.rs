@@ -26,6 +26,7 @@ mod exchange;
 mod flows;
 mod framing;
 mod herding;
+mod hostile;
 mod http;
 mod http2;
 mod kernel;

@@ -1,8 +1,8 @@
 //! What the tests share: [`gateway`] starts the real binary, [`client`] says and sees every byte,
 //! [`engine`] is a simulated model server, [`pod`] one that a test writes by hand, [`script`] one
 //! whose every byte a client can foretell by [`pattern`], [`soak`] traffic between such two,
-//! [`smuggling`] messages that may be read in two ways, [`netns`] a network of a test's own, [`tun`] a device whose
-//! far end the test is, [`hand`] a pod there that makes its own segments, [`steering`] what is steered, [`tls`] and
+//! [`smuggling`] messages that may be read in two ways, [`hostile`] clients that are slow on purpose, [`netns`] a
+//! network of a test's own, [`tun`] a device whose far end the test is, [`hand`] a pod there that makes its own segments, [`steering`] what is steered, [`tls`] and
 //! [`http2`] clients of both, [`sim`] a whole fleet in no time, [`bench`]
 //! what the benchmarks have in common.
 
