@@ -111,7 +111,7 @@ fn without_a_resident_pod_the_freest_one_is_asked() {
 
 // Field report 72.
 #[test]
-fn an_adapter_that_is_loaded_at_run_time_is_found_and_forgotten() {
+fn field_report_72_an_adapter_that_is_loaded_at_run_time_is_found_and_forgotten() {
     let engines = Server::start_all(vec![options(&[]), options(&[])]).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &engines));
     let unknown = ask(&gateway, "sql");

@@ -79,7 +79,7 @@ fn only(pods: &[PodView], profile: &Profile) -> Option<usize> {
 
 // Field reports 60, 61 and 64.
 #[test]
-fn a_cached_beginning_leads_to_a_pod_until_that_costs_more_than_it_saves() {
+fn field_report_60_61_64_a_cached_beginning_leads_to_a_pod_until_that_costs_more_than_it_saves() {
     let table: [(&str, Vec<PodView>, usize); 8] = [
         (
             "60: nobody has it: the least loaded pod",
@@ -137,7 +137,7 @@ fn a_cached_beginning_leads_to_a_pod_until_that_costs_more_than_it_saves() {
 
 // Field report 64, with a gateway: its pods hold the prompt because it sent it there.
 #[test]
-fn a_prompt_follows_its_cache_until_that_pod_is_full() {
+fn field_report_64_a_prompt_follows_its_cache_until_that_pod_is_full() {
     let pods = RawPod::start_all(3);
     let gateway = Gateway::start(&plan(&pods).scheduler("    saturation: {kvCache: 0.9}"));
     let prompt = "All that was said before. ".repeat(600);
@@ -174,7 +174,7 @@ fn a_prompt_follows_its_cache_until_that_pod_is_full() {
 
 // Field report 64: where every pod is over the limit, that is said, and affinity does not get around it.
 #[test]
-fn a_full_pod_that_has_the_prompt_is_full_all_the_same() {
+fn field_report_64_a_full_pod_that_has_the_prompt_is_full_all_the_same() {
     let pods = [cached(full(pod(1), 0.95, 0), 3_900), full(pod(2), 0.91, 0)];
     let picked = |kv_cache| {
         let rng = &mut fastrand::Rng::with_seed(1);
@@ -188,7 +188,7 @@ fn a_full_pod_that_has_the_prompt_is_full_all_the_same() {
 
 // Reports against the reference picker 27: prompts that nobody has seen ran together at a few pods.
 #[test]
-fn new_prompts_are_spread_and_gateways_that_have_just_begun_agree_where() {
+fn picker_report_27_new_prompts_are_spread_and_gateways_that_have_just_begun_agree_where() {
     let pods: Vec<PodView> = (1..=8).map(pod).collect();
     let profile = profile(Preset::LATENCY, 1.0);
     let place = |pods: &[PodView], prefix, seed| {
@@ -219,7 +219,7 @@ fn new_prompts_are_spread_and_gateways_that_have_just_begun_agree_where() {
 // Field report 80, reports against the reference picker 24: what is remembered is bounded by what pods hold, and
 // can be seen.
 #[test]
-fn prompts_that_nobody_asks_again_do_not_take_memory_for_ever() {
+fn field_report_80_picker_report_24_prompts_that_nobody_asks_again_do_not_take_memory_for_ever() {
     const BLOCKS: usize = 2_000;
     let index = Index::new();
     let slots: Vec<_> = (0..4).map(|_| index.join(BLOCKS).unwrap()).collect();
@@ -241,7 +241,7 @@ fn prompts_that_nobody_asks_again_do_not_take_memory_for_ever() {
 // Reports against the reference picker 16 and 17: two ranks behind one address are two pods, and of one that is
 // gone nothing is left to whoever comes to its place.
 #[test]
-fn each_port_has_a_cache_of_its_own_and_takes_it_along() {
+fn picker_report_17_each_port_has_a_cache_of_its_own_and_takes_it_along() {
     let index = Index::new();
     let blocks: Vec<u64> = (1..=40).collect();
     let (one, other) = (index.join(1_000).unwrap(), index.join(1_000).unwrap());

@@ -51,7 +51,7 @@ fn ask_in_turn(address: SocketAddr, count: usize, together: usize, tokens: u32) 
 
 // Field report 59.
 #[test]
-fn a_burst_is_spread_over_idle_pods() {
+fn field_report_59_a_burst_is_spread_over_idle_pods() {
     let engines = Server::start_all((0..4).map(|_| Options::default()).collect()).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &engines));
     ask_together(gateway.address, 100, 60);
@@ -61,7 +61,7 @@ fn a_burst_is_spread_over_idle_pods() {
 
 // Field reports 56 and 65: without any metrics there is still what the gateway knows itself.
 #[test]
-fn without_metrics_requests_are_spread_by_what_is_in_flight() {
+fn field_report_56_65_without_metrics_requests_are_spread_by_what_is_in_flight() {
     let options = || Options { metrics: Style::None, ..Options::default() };
     let engines = Server::start_all((0..4).map(|_| options()).collect()).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &engines));
@@ -73,7 +73,7 @@ fn without_metrics_requests_are_spread_by_what_is_in_flight() {
 
 // Field report 62.
 #[test]
-fn one_request_after_the_other_goes_to_all_pods() {
+fn field_report_62_one_request_after_the_other_goes_to_all_pods() {
     let options = || Options { speed: 50.0, ..Options::default() };
     let engines = Server::start_all((0..4).map(|_| options()).collect()).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &engines));
@@ -126,7 +126,7 @@ fn a_pod_with_a_long_queue_is_avoided() {
 
 // Field report 74, reports against the reference picker 14.
 #[test]
-fn a_full_pool_says_429_and_when_to_come_back() {
+fn field_report_74_picker_report_14_a_full_pool_says_429_and_when_to_come_back() {
     let full = Signals { running: 8, waiting: 4, kv_usage: 0.9 };
     for (saturation, signals) in [
         ("queueDepth: 4", full),
@@ -180,7 +180,7 @@ fn asking(gateway: &Gateway) -> Client {
 }
 
 #[test]
-fn requests_wait_for_a_place_where_they_may() {
+fn field_report_76_requests_wait_for_a_place_where_they_may() {
     let pods = RawPod::start_all(1);
     let gateway =
         Gateway::start(&plan(&pods).scheduler("    saturation: {inFlight: 1, wait: 700ms}"));

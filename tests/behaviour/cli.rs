@@ -82,7 +82,7 @@ fn a_wrong_configuration_is_refused_with_places_and_allowed_values() {
 }
 
 #[test]
-fn a_right_configuration_is_shown_with_every_default() {
+fn field_report_79_a_right_configuration_is_shown_with_every_default() {
     let file = File::new(&document(8080, 9901));
     let output = sluice(&["check", "--config", file.path(), "--json"]);
     assert!(output.status.success(), "{}", stderr(&output));

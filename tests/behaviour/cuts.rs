@@ -30,7 +30,7 @@ fn begun(frame: &str) -> Vec<u8> {
 
 // Field reports 18 and 19.
 #[test]
-fn a_cut_answer_is_seen_to_be_cut_and_not_asked_for_again() {
+fn field_report_18_19_a_cut_answer_is_seen_to_be_cut_and_not_asked_for_again() {
     let pods = RawPod::start_all(2);
     pods[1].tell(Signals { running: 4, waiting: 4, kv_usage: 0.5 });
     let gateway = Gateway::start(&plan(&pods));
@@ -155,7 +155,7 @@ fn the_end_of_the_connection_is_an_end_where_nothing_else_is() {
 
 // Field report 9. vLLM ends such a stream in good order.
 #[test]
-fn an_error_event_is_passed_on_and_is_a_failure() {
+fn field_report_9_an_error_event_is_passed_on_and_is_a_failure() {
     let pods = [RawPod::start()];
     let gateway = Gateway::start(&plan(&pods));
     let mut client = Client::connect(gateway.address);

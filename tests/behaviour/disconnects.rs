@@ -49,7 +49,7 @@ struct Phase {
 
 // Field reports 13, 14 and 17.
 #[test]
-fn the_pods_connection_ends_when_the_client_leaves() {
+fn field_report_13_14_17_the_pods_connection_ends_when_the_client_leaves() {
     let pods = RawPod::start_all(2);
     pods[1].tell(Signals { running: 4, waiting: 4, kv_usage: 0.5 });
     let gateway = Gateway::start(&plan(&pods));
@@ -127,7 +127,7 @@ fn a_client_that_has_sent_more_can_leave_too() {
 
 // Field reports 14, 16 and 17: what counts is that the engine stops.
 #[test]
-fn the_engine_stops_whatever_the_request_was_doing() {
+fn field_report_14_16_17_the_engine_stops_whatever_the_request_was_doing() {
     let mut options = Options::default();
     options.limits.max_num_seqs = 4;
     let pod = Server::start(options).unwrap();
@@ -214,7 +214,7 @@ fn a_client_that_leaves_while_the_pod_reads_a_large_body_is_noticed() {
 
 // Reports against the reference picker 8: counters that leak, or go below zero.
 #[test]
-fn nothing_is_left_of_many_clients_that_leave_at_any_moment() {
+fn picker_report_8_nothing_is_left_of_many_clients_that_leave_at_any_moment() {
     let pods = Server::start_all(vec![Options::default(), Options::default()]).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &pods));
     let mut random = fastrand::Rng::with_seed(11);
@@ -264,7 +264,7 @@ fn nothing_is_left_of_many_clients_that_leave_at_any_moment() {
 /// The other way round: the gateway never half-closes towards a pod, which would end the request
 /// there.
 #[test]
-fn a_pod_is_not_half_closed_while_it_works() {
+fn field_report_83_a_pod_is_not_half_closed_while_it_works() {
     let pods = [RawPod::start()];
     let gateway = Gateway::start(&plan(&pods));
     for end in ["connection: close\r\n", ""] {

@@ -46,7 +46,7 @@ fn narrow() -> Options {
 
 // Field report 56: one pod's gauges say for ever that it is idle, the other's that it has some of others' work.
 #[test]
-fn a_pod_whose_metrics_are_stuck_does_not_draw_all_requests() {
+fn field_report_56_a_pod_whose_metrics_are_stuck_does_not_draw_all_requests() {
     let pods = RawPod::start_all(2);
     pods[1].tell(Signals { running: 8, waiting: 2, kv_usage: 0.3 });
     let gateway = Gateway::start(&plan(&pods));
@@ -72,7 +72,7 @@ fn a_pod_whose_metrics_are_stuck_does_not_draw_all_requests() {
 // Field report 65, reports against the reference picker 19: each of three gateways sees its own third of the
 // load, and metrics that are up to a second old.
 #[test]
-fn gateways_that_do_not_know_of_each_other_do_not_herd() {
+fn field_report_65_picker_report_19_gateways_that_do_not_know_of_each_other_do_not_herd() {
     let engines = Server::start_all(vec![narrow(); 4]).unwrap();
     let metrics = "    metrics: {busyInterval: 1s, idleInterval: 1s}";
     let plan = Plan::pool("base", &engines).scheduler(metrics);
@@ -145,7 +145,7 @@ fn in_flight(gateway: &Gateway) -> Value {
 
 // Field report 58: on a route that is not accounted for, all requests went to one pod.
 #[test]
-fn every_route_counts_what_it_has_in_flight() {
+fn field_report_58_every_route_counts_what_it_has_in_flight() {
     let pods = RawPod::start_all(2);
     let gateway = Gateway::start(&plan(&pods));
     for Route { name, message } in ROUTES {
@@ -184,7 +184,7 @@ fn wait_taken(pods: &[RawPod]) -> Taken {
 // Reports against the reference picker 23: a server without adapters has no metric of them, and that is no
 // failure.
 #[test]
-fn a_server_that_knows_no_adapters_is_read_as_any_other() {
+fn picker_report_23_a_server_that_knows_no_adapters_is_read_as_any_other() {
     let engine = Server::start(Options { speed: 50.0, ..Options::default() }).unwrap();
     assert!(!engine.metrics().contains("lora"), "{}", engine.metrics());
     let gateway = Gateway::start(&Plan::pool("base", std::slice::from_ref(&engine)));

@@ -155,7 +155,7 @@ fn a_client_that_wants_to_end_the_connection_is_told_that_it_ends() {
 
 // Field reports 40: what concerns one connection stays on it, in both directions.
 #[test]
-fn headers_of_one_connection_do_not_reach_the_other() {
+fn field_report_40_headers_of_one_connection_do_not_reach_the_other() {
     let pod = Recorder::answering(
         "HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Private\r\nX-Private: 1\r\n\
          Keep-Alive: timeout=5\r\nProxy-Authenticate: Basic\r\nUpgrade: h2c\r\n\
@@ -224,7 +224,7 @@ fn headers_of_one_connection_do_not_reach_the_other() {
 
 // Field reports 38: what one server takes for a body and the next for a request reaches nobody.
 #[test]
-fn a_request_cannot_hide_in_another() {
+fn field_report_38_a_request_cannot_hide_in_another() {
     let pod = Recorder::start();
     let gateway = Gateway::start(&pod.plan());
     let body = r#"{"model":"base"}"#;
@@ -286,7 +286,7 @@ fn a_request_cannot_hide_in_another() {
 
 // A refused request's body is never taken for the next request.
 #[test]
-fn a_refused_body_is_not_read_as_a_request() {
+fn field_report_38_a_refused_body_is_not_read_as_a_request() {
     let pod = Recorder::start();
     let gateway = Gateway::start(&pod.plan().spec("  bbr: {maxRequestBodyBytes: 1Ki}"));
     let body = r#"{"model":"base"}"#;

@@ -15,7 +15,7 @@ use sluice_tests::pod::{RawPod, answer, plan};
 
 // Field reports 77: a stop is no reason for a stream to break.
 #[test]
-fn streams_finish_after_sigterm_and_nothing_new_begins() {
+fn field_report_77_streams_finish_after_sigterm_and_nothing_new_begins() {
     let pods = Server::start_all(vec![Options::default()]).unwrap();
     let mut gateway = Gateway::start(&Plan::pool("base", &pods));
     let mut idle = Client::connect(gateway.address);

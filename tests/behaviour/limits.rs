@@ -16,7 +16,7 @@ use crate::recorder::Recorder;
 
 // Field reports 41: a head that does not come, in whole or at all.
 #[test]
-fn clients_that_send_no_whole_head_are_let_go_while_others_are_served() {
+fn field_report_41_clients_that_send_no_whole_head_are_let_go_while_others_are_served() {
     let pods = Server::start_all(vec![Options::default()]).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &pods).spec("  limits: {headerTimeout: 1s}"));
     let mut other = Client::connect(gateway.address);
@@ -74,7 +74,7 @@ fn a_head_that_trickles_in_is_no_longer_waited_for() {
 }
 
 #[test]
-fn a_body_that_stops_or_trickles_is_no_longer_waited_for() {
+fn field_report_41_a_body_that_stops_or_trickles_is_no_longer_waited_for() {
     let pod = Recorder::start();
     let gateway = Gateway::start(&pod.plan().spec("  limits: {bodyTimeout: 300ms}"));
     let lengths = ["content-length: 5000\r\n", "transfer-encoding: chunked\r\n"];
@@ -305,7 +305,7 @@ fn memory_is_taken_for_what_has_come_and_not_for_what_is_announced() {
 
 // Field reports 34: a body is held once.
 #[test]
-fn large_bodies_are_not_held_twice() {
+fn field_report_34_large_bodies_are_not_held_twice() {
     let pods = Server::start_all(vec![Options::default()]).unwrap();
     // It takes the bodies and does not answer: they are held in case that another pod must be
     // tried.

@@ -7,7 +7,7 @@ use sluice_tests::gateway::{Gateway, Plan, pods};
 
 // Field reports 50: one list of all pools, whatever a single pod says.
 #[test]
-fn the_list_is_every_name_once() {
+fn field_report_50_the_list_is_every_name_once() {
     let pods = two_pools();
     let gateway = Gateway::start(&plan(&pods));
     listed(&gateway, "tone");
@@ -105,7 +105,7 @@ fn an_adapter_leads_to_its_pool_and_keeps_its_name() {
 
 // Field reports 50: the list does not hang on a pod that has gone.
 #[test]
-fn configured_names_stay_listed_when_every_pod_is_gone() {
+fn field_report_50_configured_names_stay_listed_when_every_pod_is_gone() {
     let mut pods = two_pools();
     let gateway = Gateway::start(&plan(&pods));
     listed(&gateway, "tone");

@@ -209,7 +209,7 @@ fn a_connection_is_used_again_only_behind_a_clean_end() {
 
 // Field reports 36 and 37: pods close idle connections, also at the moment when one is used again.
 #[test]
-fn a_kept_connection_that_the_pod_closed_is_replaced() {
+fn field_report_36_37_a_kept_connection_that_the_pod_closed_is_replaced() {
     let pods = [RawPod::start()];
     let gateway = Gateway::start(&plan(&pods));
     let mut client = Client::connect(gateway.address);

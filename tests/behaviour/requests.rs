@@ -25,7 +25,7 @@ fn a_chat_is_answered_streamed_and_not() {
 
 // Field reports 31, 32: what cannot be routed for certain is refused, and the field is named.
 #[test]
-fn a_body_without_one_certain_model_is_refused() {
+fn field_report_31_32_a_body_without_one_certain_model_is_refused() {
     let pods = Server::start_all(vec![Options::default(), Options::default()]).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &pods));
     let nested =
@@ -112,7 +112,7 @@ fn unusual_bodies_reach_the_pod_as_they_are() {
 
 // Field reports 46, 47: no other model's pod answers for it.
 #[test]
-fn an_unknown_model_is_named_and_no_pod_is_asked() {
+fn field_report_46_47_an_unknown_model_is_named_and_no_pod_is_asked() {
     let pods = Server::start_all(vec![Options::default()]).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &pods));
     let mut client = Client::connect(gateway.address);
@@ -176,7 +176,7 @@ fn every_post_that_names_a_model_is_routed() {
 
 // Field reports 52: what the engine says about a request is the client's to read, unchanged.
 #[test]
-fn an_error_of_the_engine_is_passed_on_byte_for_byte() {
+fn field_report_52_an_error_of_the_engine_is_passed_on_byte_for_byte() {
     let pods = Server::start_all(vec![Options::default()]).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &pods));
     let no_prompt = json!({"model": "base", "max_tokens": 1});
@@ -359,7 +359,7 @@ fn other_methods_and_paths_are_refused_and_the_connection_goes_on() {
 
 // Reports against the picker 11: prompts come as texts and as token ids, one or many.
 #[test]
-fn prompts_of_every_form_are_served() {
+fn picker_report_11_prompts_of_every_form_are_served() {
     let pods = Server::start_all(vec![Options::default()]).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &pods));
     let mut client = Client::connect(gateway.address);

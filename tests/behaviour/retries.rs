@@ -135,7 +135,7 @@ const FAILURES: &[Failing] = &[
 ];
 
 #[test]
-fn a_pod_that_fails_before_any_content_is_replaced_unseen() {
+fn field_report_20_a_pod_that_fails_before_any_content_is_replaced_unseen() {
     let pods = first_and_second();
     // By what they tell, as pods that answer at once do not show the speed of either.
     let gateway = Gateway::start(&plan(&pods).scheduler("    weights: {queue: 2}"));
@@ -204,7 +204,7 @@ struct AllFail<'a> {
 }
 
 #[test]
-fn when_every_pod_fails_the_client_gets_one_error() {
+fn field_report_48_when_every_pod_fails_the_client_gets_one_error() {
     let full = |mut taken: Taken, status| {
         taken.send(answer(status, "", "{\"full\":1}"));
         taken.keep();
@@ -275,7 +275,7 @@ fn take_any(pods: &[RawPod]) -> Taken {
 
 // Field report 21.
 #[test]
-fn a_pods_429_is_passed_on_with_a_time_to_wait() {
+fn field_report_21_a_pods_429_is_passed_on_with_a_time_to_wait() {
     let pods = [RawPod::start()];
     let gateway = Gateway::start(&plan(&pods));
     let mut client = Client::connect(gateway.address);
@@ -293,7 +293,7 @@ fn a_pods_429_is_passed_on_with_a_time_to_wait() {
 
 // Field report 23.
 #[test]
-fn requests_that_are_wrong_never_count_against_a_pod() {
+fn field_report_23_requests_that_are_wrong_never_count_against_a_pod() {
     let pods = [RawPod::start()];
     let gateway = Gateway::start(&plan(&pods));
     let mut client = Client::connect(gateway.address);
@@ -314,7 +314,7 @@ fn requests_that_are_wrong_never_count_against_a_pod() {
 
 // Field report 22.
 #[test]
-fn a_full_pod_is_used_again_as_soon_as_it_has_room() {
+fn field_report_22_a_full_pod_is_used_again_as_soon_as_it_has_room() {
     let pod = Server::start(Options { speed: 20.0, ..Options::default() }).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", std::slice::from_ref(&pod)));
     pod.fault(Faults { status: Some(503), times: Some(30), ..Faults::default() });
@@ -340,7 +340,7 @@ fn another_4xx_or_5xx_is_the_answer() {
 }
 
 #[test]
-fn a_pod_that_refuses_connections_is_left_out_and_returns_by_itself() {
+fn field_report_68_a_pod_that_refuses_connections_is_left_out_and_returns_by_itself() {
     let options = || Options { speed: 20.0, ..Options::default() };
     let pods = Server::start_all(vec![options(), options()]).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &pods));

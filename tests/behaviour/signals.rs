@@ -26,7 +26,7 @@ fn pod(status: &Value, number: usize) -> &Value {
 
 // Field report 55.
 #[test]
-fn pods_that_tell_nothing_are_not_preferred() {
+fn field_report_55_pods_that_tell_nothing_are_not_preferred() {
     let lies = [
         MetricsFault::Nan,
         MetricsFault::Html,
@@ -137,7 +137,7 @@ fn signals_that_have_grown_old_count_for_nothing() {
 
 // Field report 73.
 #[test]
-fn a_pod_that_is_not_there_gets_nothing() {
+fn field_report_73_a_pod_that_is_not_there_gets_nothing() {
     let engine = Server::start(fast()).unwrap();
     let dead = nobody(0);
     let plan = Plan { pools: vec![("base".into(), vec![dead, engine.addr])], ..plan(&[]) };
@@ -157,7 +157,7 @@ fn a_pod_that_is_not_there_gets_nothing() {
 
 // Field reports 53 and 54: old and new names, several engines behind one port, other servers.
 #[test]
-fn every_kind_of_server_is_understood() {
+fn field_report_53_54_every_kind_of_server_is_understood() {
     let styles = [
         (Style::V08, "vllm"),
         (Style::V011, "vllm"),
@@ -196,7 +196,7 @@ fn every_kind_of_server_is_understood() {
 
 // Field report 57.
 #[test]
-fn slow_metrics_delay_nobody() {
+fn field_report_57_picker_report_26_slow_metrics_delay_nobody() {
     let slow = Faults { metrics_delay_ms: 700, ..Faults::default() };
     let engine = Server::start(Options { faults: slow, ..fast() }).unwrap();
     let gateway = Gateway::launch(&Plan::pool("base", std::slice::from_ref(&engine)));
@@ -215,7 +215,7 @@ fn slow_metrics_delay_nobody() {
 /// Servers have been seen to answer requests while their metrics take seconds: with the whole pool
 /// so, the pool goes on.
 #[test]
-fn a_pool_whose_metrics_all_time_out_still_serves() {
+fn picker_report_25_a_pool_whose_metrics_all_time_out_still_serves() {
     let silent = || Faults { metrics: MetricsFault::Silent, ..Faults::default() };
     let options = || Options { faults: silent(), ..fast() };
     let engines = Server::start_all(vec![options(), options()]).unwrap();

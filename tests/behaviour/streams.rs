@@ -15,7 +15,7 @@ use sluice_tests::gateway::{Gateway, PATIENCE, Plan};
 use sluice_tests::pod::{LAST, RawPod, STREAM, chunk, plan};
 
 #[test]
-fn bytes_are_relayed_as_the_pod_wrote_them() {
+fn field_report_12_bytes_are_relayed_as_the_pod_wrote_them() {
     let pod = Server::start(instant()).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", std::slice::from_ref(&pod)));
     for fault in [
@@ -160,7 +160,7 @@ fn a_queued_request_with_keep_alives_is_answered_in_order() {
 
 // Field reports 2 and 5, reports against the reference picker 5.
 #[test]
-fn usage_is_counted_once_whatever_the_line_ends() {
+fn picker_report_5_usage_is_counted_once_whatever_the_line_ends() {
     let pods = [RawPod::start()];
     let gateway = Gateway::start(&plan(&pods));
     let usage =

@@ -11,7 +11,7 @@ use sluice_tests::gateway::{Gateway, Plan};
 // Field reports 36: model servers close idle connections after 5 s, perhaps as the next request
 // arrives.
 #[test]
-fn pauses_around_the_servers_keep_alive_cost_no_request() {
+fn field_report_36_pauses_around_the_servers_keep_alive_cost_no_request() {
     let pods = Server::start_all(vec![Options::default(), Options::default()]).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &pods));
     let pauses = [3800, 3880, 3900, 3920, 4000, 4900, 4950, 4980, 5000, 5020, 5050, 5200];
@@ -42,7 +42,7 @@ fn pauses_around_the_servers_keep_alive_cost_no_request() {
 // Field reports 36, 37: a connection that the pod closes just as it is used again is replaced
 // unseen.
 #[test]
-fn a_pod_that_closes_as_the_next_request_comes_costs_no_request() {
+fn field_report_36_37_a_pod_that_closes_as_the_next_request_comes_costs_no_request() {
     let keep_alive = Duration::from_millis(50);
     let pods =
         Server::start_all(vec![Options { keep_alive, speed: 50.0, ..Options::default() }]).unwrap();

@@ -133,7 +133,7 @@ data: {"choices":[],"usage":null}
 
     // Reports against the reference picker 7: a wrong type is ignored.
     #[test]
-    fn odd_usage_is_unknown() {
+    fn picker_report_7_odd_usage_is_unknown() {
         for text in [
             "",
             r#"{"usage":"many"}"#,

@@ -146,7 +146,7 @@ mod tests {
 
     /// Case 57, picker case 26: asking must not become a load of its own.
     #[test]
-    fn case_57_a_slow_answer_earns_rest() {
+    fn field_report_57_a_slow_answer_earns_rest() {
         let mut pace = pace();
         for (took, nominal) in [(5, 50), (20, 180), (100, 900), (500, 1000), (10_000, 1000)] {
             let pause = pace.pause(Seen::Busy, took * MS);

@@ -403,7 +403,7 @@ fn a_prompt_goes_where_it_has_been_computed() {
 }
 
 #[test]
-fn what_a_pod_has_cached_is_forgotten_with_it() {
+fn picker_report_16_what_a_pod_has_cached_is_forgotten_with_it() {
     let now = Instant::now();
     let table = [
         ("asleep", Ok(Reading { asleep: true, ..idle() }), 0..=0),

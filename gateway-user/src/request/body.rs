@@ -1,6 +1,5 @@
 //! Reads a request's body into bounded memory, and finds the model in it while it arrives.
 
-
 use bytes::BufMut;
 use gateway_common::framing::{Framing, Malformed, State};
 use tokio::time::{Instant, timeout, timeout_at};

@@ -544,7 +544,7 @@ mod tests {
     proptest! {
         /// However calls come, nothing leaks and nothing goes below 0.
         #[test]
-        fn everything_comes_back(
+        fn picker_report_30_everything_comes_back(
             calls in prop::collection::vec((any_call(), 0..5000u64), 0..120),
         ) {
             let mut ledger = Ledger::new(prior(None));

@@ -221,7 +221,7 @@ fn golden() {
 
 /// Case 53: gone under one name, there under the other; the new one wins.
 #[test]
-fn case_53_kv_under_either_name() {
+fn field_report_53_kv_under_either_name() {
     let kv = |body: &str| signals_of(body).kv_usage;
     assert_eq!(kv("vllm:gpu_cache_usage_perc 0.25\n"), Some(0.25));
     assert_eq!(kv("vllm:kv_cache_usage_perc 0.5\n"), Some(0.5));
@@ -234,7 +234,7 @@ fn case_53_kv_under_either_name() {
 
 /// Case 54: one series for each engine.
 #[test]
-fn case_54_several_engines() {
+fn field_report_54_several_engines() {
     let body = |waiting: &str| {
         format!(
             "vllm:num_requests_waiting{{engine=\"0\"}} 2\n\
@@ -254,7 +254,7 @@ fn case_54_several_engines() {
 
 /// Case 55: whatever a gauge says that makes no sense is unknown, for every server.
 #[test]
-fn case_55_senseless_is_unknown() {
+fn field_report_55_senseless_is_unknown() {
     let servers = [
         ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"],
         ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:gpu_cache_usage_perc"],
@@ -307,7 +307,7 @@ fn kv_usage_above_one() {
 
 /// Case 55: answers that hold no metrics, and metrics that hold nothing for us.
 #[test]
-fn case_55_no_metrics() {
+fn field_report_55_no_metrics() {
     for (body, expected) in [
         ("", Shape::Empty),
         ("\n\n", Shape::Empty),

@@ -151,7 +151,7 @@ fn tells_load_and_models_at_once_over_one_connection() {
 
 /// Case 57: often while there is something to see, seldom when not.
 #[test]
-fn case_57_the_rate_follows_the_load() {
+fn field_report_57_the_rate_follows_the_load() {
     let rate = |metrics, busy, steady| {
         let pod = FakePod::with_metrics(metrics);
         watching(&pod, target(), |sink| async move {
@@ -190,7 +190,7 @@ fn an_idle_pod_that_becomes_busy_is_asked_soon() {
 
 /// Case 57: a slow pod is asked once at a time, and less often.
 #[test]
-fn case_57_one_in_flight_and_a_slow_pod_rests() {
+fn field_report_57_one_in_flight_and_a_slow_pod_rests() {
     let pod = FakePod::with_metrics(LOADED);
     pod.set("/metrics", Answer::Late(millis(30), LOADED));
     watching(&pod, target(), |_| sleep(secs(30)));
@@ -201,7 +201,7 @@ fn case_57_one_in_flight_and_a_slow_pod_rests() {
 
 /// Case 57: a pod that hangs costs its own task a second, and is found again when it comes back.
 #[test]
-fn case_57_a_hanging_pod_times_out() {
+fn field_report_57_a_hanging_pod_times_out() {
     let pod = FakePod::with_metrics(LOADED);
     pod.set("/metrics", Answer::Silence);
     watching(&pod, target(), |sink| {
@@ -247,7 +247,7 @@ fn a_close_that_crosses_the_question_is_no_failure() {
 
 /// Case 55 and picker case 25: each failure is told with its cause, and never as a reading.
 #[test]
-fn case_55_failures_by_cause() {
+fn field_report_55_failures_by_cause() {
     let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
     let five_mib = "400\r\n".to_owned() + &"x".repeat(1024) + "\r\n";
     for (answer, cause) in [
@@ -291,7 +291,7 @@ fn case_55_failures_by_cause() {
 /// Picker case 25: a pod that is down is told as such again and again, and is back by itself,
 /// models first thing.
 #[test]
-fn case_25_down_and_up_again() {
+fn picker_report_25_down_and_up_again() {
     let pod = FakePod::with_metrics(IDLE);
     watching(&pod, target(), |sink| {
         let pod = pod.clone();
@@ -418,7 +418,7 @@ fn metrics_on_another_port_and_path() {
 
 /// Case 43: a pod with a key wants it for metrics and models as well.
 #[test]
-fn case_43_the_key_is_sent_with_every_question() {
+fn field_report_43_the_key_is_sent_with_every_question() {
     let pod = FakePod::with_metrics(IDLE);
     let key = Arc::new(PodKey::new("pods.key"));
     key.set("s3cret").unwrap();

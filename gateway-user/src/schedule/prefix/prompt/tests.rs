@@ -101,7 +101,7 @@ fn what_is_the_same_prompt() {
 }
 
 #[test]
-fn what_is_not_the_same_prompt() {
+fn picker_report_18_what_is_not_the_same_prompt() {
     let image = |text: &str| {
         format!(
             r#"{{"messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{text}"}}}}]}}]}}"#
