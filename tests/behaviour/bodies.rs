@@ -13,7 +13,7 @@ use crate::recorder::Recorder;
 // Field reports 25, 30: the default cap lets real multimodal requests through, and `model` may come
 // last.
 #[test]
-fn large_bodies_are_forwarded_wherever_the_model_stands() {
+fn field_report_25_30_picker_report_1_2_large_bodies_are_forwarded_wherever_the_model_stands() {
     let pod = Recorder::start();
     let gateway = Gateway::start(&pod.plan());
     let image = "iVBORw0KGgo".repeat(1 << 20);
@@ -46,9 +46,69 @@ fn a_model_server_answers_a_request_of_20_megabytes() {
     assert_eq!(stats.last.back().unwrap().body_len, body.to_string().len());
 }
 
+// Not reported of any gateway by itself, and sent to all of them sooner or later.
+#[test]
+fn hostile_json_is_refused_or_passed_on_within_bounds() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan());
+    let before = gateway.resident();
+    let deep = |open: &str, close: &str| {
+        format!(r#"{{"model":"base","x":{}1{}}}"#, open.repeat(1_000_000), close.repeat(1_000_000))
+    };
+    let refused = [
+        deep("[", "]"),
+        deep(r#"{"a":"#, "}"),
+        "[".repeat(5_000_000),
+        "\u{feff}{\"model\":\"base\"}".into(),
+        "\0{\"model\":\"base\"}".into(),
+        "{\"model\":\"base\"\0}".into(),
+        "{\"model\":\"base\"}\0".into(),
+        "{\"mod\0el\":\"base\"}".into(),
+        r#"{"model":"base","model":"base"}"#.into(),
+        r#"{"model":"base","\u006dodel":"other"}"#.into(),
+        r#"{"model":"base","mod\u0065l":"other"}"#.into(),
+        r#"{"model":"\ud800"}"#.into(),
+        format!(r#"{{"model":"{}"}}"#, "x".repeat(5_000_000)),
+    ];
+    for body in &refused {
+        let mut client = Client::connect(gateway.address);
+        let mut writer = client.stream.try_clone().unwrap();
+        let message = with_length(body.as_bytes());
+        // It may have heard enough before the end.
+        let sending = std::thread::spawn(move || std::io::Write::write_all(&mut writer, &message));
+        let response = client.response();
+        let shown: String = body.chars().take(40).collect();
+        assert!(matches!(response.status, 400 | 404), "{shown}: {}", response.text());
+        assert!(response.complete && response.json()["error"]["message"].is_string(), "{shown}");
+        assert!(response.body.len() < 2000, "{shown}: {} bytes", response.body.len());
+        let _ = sending.join();
+    }
+    assert!(pod.recorded().is_empty());
+    let passed = [
+        format!(r#"{{"{}":1,"model":"base"}}"#, "k".repeat(5_000_000)),
+        format!(r#"{{"x":{},"model":"base"}}"#, "9".repeat(5_000_000)),
+        format!("{{{}\"model\":\"base\"}}", "\"k\":0,".repeat(500_000)),
+        format!("{}{{\"model\":\"base\"}}{}", " ".repeat(2_000_000), "\n".repeat(2_000_000)),
+        r#"{"x":{"model":"other"},"y":[{"model":"third","model":"fourth"}],"model":"base"}"#.into(),
+        r#"{"mode\u006c":"base"}"#.into(),
+        format!(r#"{{"model":"base","url":"data:image/png;base64,{}"}}"#, "A".repeat(20_000_000)),
+    ];
+    for body in &passed {
+        let mut client = Client::connect(gateway.address);
+        client.send(with_length(body.as_bytes()));
+        let response = client.response();
+        let shown: String = body.chars().take(40).collect();
+        assert_eq!(response.status, 200, "{shown}: {}", response.text());
+        assert!(pod.last().body == body.as_bytes(), "{shown}: the body was changed");
+    }
+    assert_eq!(gateway.wait_idle()["buffered_bytes"], 0);
+    let grown = gateway.resident().saturating_sub(before);
+    assert!(grown < 60_000_000, "{grown} bytes are left of it");
+}
+
 // Field reports 26: one cap, exact, told in the client's own terms, and counted.
 #[test]
-fn a_body_at_the_cap_passes_and_one_byte_more_does_not() {
+fn field_report_26_a_body_at_the_cap_passes_and_one_byte_more_does_not() {
     let pod = Recorder::start();
     let cap = 300 * 1024;
     let gateway = Gateway::start(&pod.plan().spec("  bbr: {maxRequestBodyBytes: 300Ki}"));
@@ -150,7 +210,7 @@ fn malformed_chunks_are_refused_and_the_connection_ends() {
 
 // Field reports 33: the form's field decides, wherever it stands, and the form is not touched.
 #[test]
-fn a_form_is_routed_by_its_model_wherever_that_stands() {
+fn field_report_33_a_form_is_routed_by_its_model_wherever_that_stands() {
     let (one, two) = (Recorder::start(), Recorder::start());
     let mut plan = one.plan();
     plan.pools.push(("other".into(), vec![two.addr]));
@@ -232,7 +292,7 @@ fn a_compressed_body_is_refused_with_what_to_do() {
 // Field reports 35: asked for at once, and the pod, which could ask again, does not see the
 // expectation.
 #[test]
-fn a_client_that_waits_to_be_asked_is_asked_at_once() {
+fn field_report_35_a_client_that_waits_to_be_asked_is_asked_at_once() {
     let pod = Recorder::start();
     let gateway = Gateway::start(&pod.plan().spec("  bbr: {maxRequestBodyBytes: 1Ki}"));
     let body = br#"{"model":"base"}"#;
