@@ -14,6 +14,7 @@ mod affinity;
 mod auth;
 mod balance;
 mod bodies;
+mod chaos;
 mod cli;
 mod clients;
 mod cuts;

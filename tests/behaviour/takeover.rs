@@ -1,25 +1,23 @@
 //! A new gateway takes over from one that runs, and clients do not notice.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
-use std::time::Duration;
 
 use gateway_user::config::KernelLog;
 use gateway_user::takeover::{Handed, Predecessor, Role};
 use sluice_tests::client::{Client, chat, get, post};
 use sluice_tests::engine::{Faults, Options, Server};
 use sluice_tests::gateway::{Gateway, PATIENCE, Plan, free_port};
+use sluice_tests::load::{Load, assert_answer};
 use sluice_tests::{netns, steering};
 use tokio::runtime::Runtime;
 
 #[test]
 fn under_load_nothing_is_refused_or_cut() {
     let pods = Server::start_all(vec![Options::default(), Options::default()]).unwrap();
-    // Sockets are shared out among however many workers there are.
-    let plans = [2, 2, 5, 1, 3]
-        .map(|workers| Plan::pool("base", &pods).spec(&format!("  workers: {workers}")));
+    // Sockets are shared out among however many workers there are: twenty takeovers.
+    let workers = [2, 2, 5, 1, 3, 2, 4, 1, 1, 2, 3, 5, 2, 1, 4, 2, 2, 3, 1, 5, 2];
+    let plans =
+        workers.map(|workers| Plan::pool("base", &pods).spec(&format!("  workers: {workers}")));
     take_over_under_load(&plans, &[], &pods);
 }
 
@@ -277,74 +275,6 @@ fn take_over_under_load(plans: &[Plan], more: &[&str], pods: &[Server]) {
     load.wait_for_more();
     load.stop();
     assert!(pods.iter().all(|pod| pod.stats().aborted == 0));
-}
-
-/// Clients that go on and on, and panic at anything but a whole answer.
-struct Load {
-    stop: Arc<AtomicBool>,
-    done: Vec<Arc<AtomicUsize>>,
-    threads: Vec<thread::JoinHandle<()>>,
-}
-
-impl Load {
-    fn start(addresses: impl Iterator<Item = SocketAddr>) -> Self {
-        let mut load = Self { stop: Arc::default(), done: Vec::new(), threads: Vec::new() };
-        for address in addresses {
-            for _ in 0..2 {
-                load.add(move || assert_answer(&post(address, CHAT, &chat("base", 1, false))));
-                load.add(move || assert_answer(&post(address, CHAT, &chat("base", 60, true))));
-            }
-            let mut kept: Option<Client> = None;
-            load.add(move || {
-                let client = kept.get_or_insert_with(|| Client::connect(address));
-                client.post(CHAT, &chat("base", 1, false));
-                let response = client.response();
-                assert_answer(&response);
-                // Only one that was told so may not be used again.
-                if response.header("connection") == Some("close") {
-                    kept = None;
-                }
-            });
-        }
-        load
-    }
-
-    fn add(&mut self, mut request: impl FnMut() + Send + 'static) {
-        let done = Arc::new(AtomicUsize::new(0));
-        self.done.push(Arc::clone(&done));
-        let stop = Arc::clone(&self.stop);
-        self.threads.push(thread::spawn(move || {
-            while !stop.load(Ordering::Relaxed) {
-                request();
-                done.fetch_add(1, Ordering::Relaxed);
-            }
-        }));
-    }
-
-    /// Waits until each client has had another answer.
-    fn wait_for_more(&self) {
-        for (done, thread) in self.done.iter().zip(&self.threads) {
-            let before = done.load(Ordering::Relaxed);
-            while done.load(Ordering::Relaxed) == before && !thread.is_finished() {
-                thread::sleep(Duration::from_millis(5));
-            }
-        }
-    }
-
-    fn stop(self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads {
-            thread.join().unwrap();
-        }
-    }
-}
-
-fn assert_answer(response: &sluice_tests::client::Response) {
-    let said = (response.status, response.complete);
-    assert_eq!(said, (200, true), "{:?} {}", response.headers, response.text());
-    if response.header("content-type").is_some_and(|kind| kind.starts_with("text/event-stream")) {
-        assert_eq!(response.events().last().map(String::as_str), Some("[DONE]"));
-    }
 }
 
 fn virtual_plan(pods: &[Server]) -> Plan {

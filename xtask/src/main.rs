@@ -13,6 +13,7 @@ mod fuzz;
 mod http;
 mod lint;
 mod process;
+mod reliability;
 mod setup_ebpf;
 mod shell;
 mod sim;
@@ -46,6 +47,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::E2e(options) => e2e::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Lint => lint::run(),
+        Task::Reliability(options) => reliability::run(&options),
         Task::SetupEbpf => setup_ebpf::run(),
         Task::Sim(options) => sim::run(&options),
         Task::Smuggling(options) => smuggling::run(&options),
@@ -87,6 +89,9 @@ enum Task {
     /// Check formatting, lints, and that no machine's own paths are committed.
     #[command(after_help = "Example: cargo xtask lint")]
     Lint,
+    /// Show what must hold at full size: pods that fail, hostile clients, takeovers under load.
+    #[command(after_help = "Example: cargo xtask reliability chaos --requests 10000")]
+    Reliability(reliability::Options),
     /// Install the pinned tool chain that compiles the kernel programs.
     #[command(after_help = "Example: cargo xtask setup-ebpf")]
     SetupEbpf,
