@@ -41,12 +41,10 @@ pub async fn serve(mut stream: Stream, is_http2: bool, inlet: Inlet) {
     let limits = worker.limits();
     stream.reset_on_close(true);
     // A client that connects has something to say; only between requests may it take its time.
-    let read = match is_http2 {
-        true => Some(Vec::new()),
-        false => beginning(&mut stream, worker).await,
+    let Some(read) = beginning(&mut stream, worker).await else {
+        return stream.reset_on_close(false);
     };
-    let Some(read) = read else { return stream.reset_on_close(false) };
-    if is_http2 || http2::begins(&read) == Some(true) {
+    if http2::begins(&read) == Some(true) {
         // Its frames tell what is whole, however the connection ends.
         stream.reset_on_close(false);
         return match stream {
@@ -57,6 +55,10 @@ pub async fn serve(mut stream: Stream, is_http2: bool, inlet: Inlet) {
         };
     }
     let mut client = Client::new(stream, read);
+    if is_http2 {
+        // An answer in HTTP/1.1 is nothing that it could read.
+        return client.end(&worker.scratch, limits.stream_idle_timeout).await;
+    }
     let mut wait = limits.header_timeout;
     while let Some(head) = next_head(&mut client, wait, worker).await {
         if !request(&mut client, head, &inlet).await {

@@ -8,7 +8,8 @@
 )]
 
 use std::net::{SocketAddr, TcpListener};
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use sluice_tests::engine::{Gpu, Options, Server};
 use sluice_tests::gateway::{Gateway, PATIENCE, Plan};
 use sluice_tests::hostile::{Attack, Running};
 use sluice_tests::load::Load;
+use sluice_tests::tls::{Authority, Identity};
 
 /// What must hold, at full size.
 #[derive(Parser)]
@@ -43,6 +45,12 @@ enum Part {
         /// What is drawn by lot follows from it.
         #[arg(long, default_value_t = 1)]
         seed: u64,
+    },
+    /// The conformance tests of HTTP/2, in clear text and over TLS.
+    H2spec {
+        /// The program h2spec.
+        #[arg(long)]
+        program: PathBuf,
     },
     /// Thousands of slow and mute clients beside normal ones.
     Hostile {
@@ -70,6 +78,7 @@ enum Part {
 fn main() -> ExitCode {
     let done = match Cli::parse().part {
         Part::Chaos { requests, clients, seed } => chaos(&Chaos { requests, clients, seed }),
+        Part::H2spec { program } => h2spec(&program),
         Part::Hostile { slow_heads, slow_bodies, mute, seconds } => {
             let every = Duration::from_secs(1);
             let attack = Attack { slow_heads, slow_bodies, mute, every, again: true };
@@ -98,6 +107,33 @@ fn chaos(chaos: &Chaos) -> Result<(), String> {
         report.faults,
         seen.join(", ")
     );
+    Ok(())
+}
+
+fn h2spec(program: &Path) -> Result<(), String> {
+    let pods = Server::start_all(vec![Options::default()]).expect("a pod starts");
+    let authority = Authority::new();
+    let identity = authority.issue("server", &["127.0.0.1"]);
+    let plan = |protocol: &str| Plan {
+        listener: format!(", protocol: {protocol}"),
+        ..Plan::pool("base", &pods).spec(&Identity::spec(&[&identity]))
+    };
+    for (protocol, words) in [("h2c", &[][..]), ("https", &["--tls", "--insecure"])] {
+        let gateway = Gateway::start(&plan(protocol));
+        let port = gateway.address.port().to_string();
+        let output = Command::new(program)
+            .args(["--host", "127.0.0.1", "--port", &port, "--path", "/v1/models", "--strict"])
+            .args(["--timeout", "5"])
+            .args(words)
+            .output()
+            .map_err(|error| format!("{}: {error}", program.display()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let last = text.trim_end().lines().last().unwrap_or_default();
+        println!("h2spec, {protocol}: {last}");
+        if !output.status.success() || !last.contains(", 0 failed") {
+            return Err(text.split("Failures:").last().unwrap_or_default().to_owned());
+        }
+    }
     Ok(())
 }
 

@@ -10,6 +10,7 @@ mod demo;
 mod e2e;
 mod exposition;
 mod fuzz;
+mod h2spec;
 mod http;
 mod lint;
 mod process;
@@ -46,6 +47,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Demo(options) => demo::run(&options),
         Task::E2e(options) => e2e::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
+        Task::H2spec => h2spec::run(),
         Task::Lint => lint::run(),
         Task::Reliability(options) => reliability::run(&options),
         Task::SetupEbpf => setup_ebpf::run(),
@@ -86,6 +88,9 @@ enum Task {
     /// Run each fuzz target for a while.
     #[command(after_help = "Example: cargo xtask fuzz --seconds 30 framing")]
     Fuzz(fuzz::Options),
+    /// Build h2spec, the conformance tests of HTTP/2, and run it in clear text and over TLS (needs Go).
+    #[command(after_help = "Example: cargo xtask h2spec")]
+    H2spec,
     /// Check formatting, lints, and that no machine's own paths are committed.
     #[command(after_help = "Example: cargo xtask lint")]
     Lint,

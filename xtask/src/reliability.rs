@@ -22,15 +22,23 @@ pub(crate) struct Options {
 /// # Errors
 /// Something cannot be built, or does not hold.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if !options.part.is_empty() {
+        return part(&options.part, options.dev);
+    }
+    ["chaos", "takeover", "hostile"]
+        .iter()
+        .try_for_each(|name| part(&[(*name).to_owned()], options.dev))
+}
+
+/// Runs one part, of the development build or of the one that is released.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn part(words: &[String], dev: bool) -> anyhow::Result<()> {
     let mut cargo = shell::cargo();
     cargo.args(["build", "--quiet", "-p", "gateway-user", "-p", "sluice-tests"]);
     cargo.args(["--bin", "sluice", "--bin", "reliability"]);
-    shell::run(cargo.args((!options.dev).then_some("--release")))?;
-    let programs = shell::target().join(if options.dev { "debug" } else { "release" });
-    let part =
-        |words: &[String]| shell::run(Command::new(programs.join("reliability")).args(words));
-    if !options.part.is_empty() {
-        return part(&options.part);
-    }
-    ["chaos", "takeover", "hostile"].iter().try_for_each(|name| part(&[(*name).to_owned()]))
+    shell::run(cargo.args((!dev).then_some("--release")))?;
+    let programs = shell::target().join(if dev { "debug" } else { "release" });
+    shell::run(Command::new(programs.join("reliability")).args(words))
 }
