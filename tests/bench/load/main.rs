@@ -6,6 +6,7 @@
 
 mod chunks;
 mod client;
+mod handshakes;
 mod pace;
 mod prompt;
 mod rate;
@@ -16,7 +17,7 @@ mod wire;
 
 use std::net::SocketAddr;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use sluice_tests::bench::report::Report;
 use tokio::task::LocalSet;
 
@@ -25,6 +26,7 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let run = async {
         match mode {
+            Mode::Handshakes(options) => handshakes::run(&common, &options).await,
             Mode::Idle => usage::idle(&common).await,
             Mode::Rate(options) => rate::run(&common, &options).await,
             Mode::Streams(options) => streams::run(&common, &options).await,
@@ -66,13 +68,29 @@ struct Common {
     /// Seconds of the window.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
+    /// What the connections speak.
+    #[arg(long, value_enum, default_value_t = Speech::Http1)]
+    speech: Speech,
     /// Model that the requests name.
     #[arg(long, default_value = "bench")]
     model: String,
 }
 
+/// What connections speak.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Speech {
+    /// HTTP/1.1 in clear text.
+    Http1,
+    /// HTTP/1.1 over TLS.
+    Https,
+    /// HTTP/2 over TLS.
+    Http2,
+}
+
 #[derive(Subcommand)]
 enum Mode {
+    /// Do whole TLS handshakes, one after the other on each of some connections.
+    Handshakes(handshakes::Options),
     /// Send nothing; measure what the processes use by themselves.
     Idle,
     /// Send requests at a fixed rate, whatever becomes of the earlier ones.

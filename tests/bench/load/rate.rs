@@ -54,7 +54,7 @@ pub(crate) async fn run(common: &Common, options: &Options) -> anyhow::Result<Re
     let mut workers = JoinSet::new();
     for to in common.to.iter().cycle().take(connections) {
         let worker = Worker {
-            connection: Connection::new(*to),
+            connection: Connection::new(*to, common.speech)?,
             window,
             tally: tally.clone(),
             expected: if stream { tokens } else { 1 },

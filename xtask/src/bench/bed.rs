@@ -16,6 +16,7 @@ use nix::unistd::Pid;
 use super::carried::Carried;
 use super::report::Report;
 use super::target::{ADMIN_PORT, Gateway, PORT, Target, listen};
+use super::tls::Identity;
 use crate::http::Connection;
 use crate::process::Process;
 use crate::shell;
@@ -26,6 +27,8 @@ pub(super) struct Bed {
     pub(super) folder: PathBuf,
     /// The processor that the gateway has to itself.
     pub(super) gateway_processor: usize,
+    /// What gateways show clients that speak TLS, if that is measured.
+    pub(super) identity: Option<Identity>,
     load_processor: usize,
     quiet: Duration,
 }
@@ -61,7 +64,16 @@ impl Bed {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
         let quiet = Duration::from_secs(quiet.into());
-        Ok(Self { folder, gateway_processor, load_processor, quiet })
+        Ok(Self { folder, gateway_processor, identity: None, load_processor, quiet })
+    }
+
+    /// The same for gateways that speak TLS.
+    ///
+    /// # Errors
+    /// A certificate cannot be made.
+    pub(super) fn secure(self) -> anyhow::Result<Self> {
+        let identity = Some(Identity::make(&self.folder)?);
+        Ok(Self { identity, ..self })
     }
 
     /// A program of this repository, built for release.
@@ -86,7 +98,10 @@ impl Bed {
         let mut gateway = target.start(self, &addresses)?;
         if let Some(process) = &mut gateway.process {
             for address in &gateway.addresses {
-                wait_for_answer(*address, process)?;
+                match &self.identity {
+                    None => wait_for_answer(*address, process)?,
+                    Some(_) => wait_for_listener(*address, process)?,
+                }
             }
         }
         Ok(Running { bed: self, gateway, pods })
@@ -180,6 +195,19 @@ fn wait_for_answer(address: SocketAddr, process: &mut Process) -> anyhow::Result
             _ => sleep(Duration::from_millis(20)),
         }
     }
+}
+
+/// Waits until somebody listens at that address.
+fn wait_for_listener(address: SocketAddr, process: &mut Process) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while let Err(error) = TcpStream::connect_timeout(&address, PATIENCE) {
+        process.check()?;
+        if start.elapsed() > PATIENCE {
+            return Err(error).with_context(|| format!("nobody listens at {address}"));
+        }
+        sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 /// The status of the answer to a short chat request.

@@ -18,6 +18,7 @@ mod request;
 mod spread;
 mod streams;
 mod target;
+mod tls;
 mod tokens;
 mod verdict;
 
@@ -48,6 +49,9 @@ enum Bench {
     /// Memory with 2,000 streams open, and whether each of them lives.
     #[command(after_help = "Example: cargo xtask bench streams --streams 2000")]
     Streams(streams::Options),
+    /// Cost of a TLS handshake, and what requests cost over TLS, by HTTP/1.1 and by HTTP/2.
+    #[command(after_help = "Example: cargo xtask bench tls --seconds 5 --repeats 3")]
+    Tls(tls::Options),
     /// Cost and delay of a token, by what carries it: nothing, other gateways, each of our paths.
     #[command(after_help = "Examples: cargo xtask bench tokens --json --plot\n          \
                             cargo xtask bench tokens --only direct,haproxy,relay --streams 100")]
@@ -80,6 +84,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Some(Bench::Idle(options)) => idle::run(options),
         Some(Bench::Request(options)) => request::run(options),
         Some(Bench::Streams(options)) => streams::run(options),
+        Some(Bench::Tls(options)) => tls::run(options),
         Some(Bench::Tokens(options)) => tokens::run(options),
         None => bail!("name a benchmark; cargo xtask bench --help lists them"),
     }

@@ -21,12 +21,12 @@ use crate::shell;
 pub(super) struct Options {
     /// Seconds that each measurement takes.
     #[arg(long, default_value_t = 10)]
-    seconds: u32,
+    pub(super) seconds: u32,
     /// Measurements of each test and target; they take turns.
     #[arg(long, default_value_t = 3)]
-    repeats: u32,
+    pub(super) repeats: u32,
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 /// Measures and prints.
@@ -34,8 +34,18 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let Options { seconds, repeats, common } = options;
     ensure!(*seconds > 0 && *repeats > 0, "nothing to measure");
     let bed = Bed::prepare(&common.targets, common.quiet)?;
+    print(&measure_all(&bed, options, &TESTS)?, common.json)
+}
+
+/// Measures some tests, turn by turn.
+pub(super) fn measure_all(
+    bed: &Bed,
+    options: &Options,
+    tests: &'static [Test],
+) -> anyhow::Result<Outcome> {
+    let Options { seconds, repeats, common } = options;
     let mut results: Vec<TestResult> =
-        TESTS.iter().map(|test| TestResult::new(test, &common.targets)).collect();
+        tests.iter().map(|test| TestResult::new(test, &common.targets)).collect();
     for repeat in 0..*repeats {
         for result in &mut results {
             // Each repeat begins with another target, so that none is always the first.
@@ -45,7 +55,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
                 let Some(TargetResult { target, samples }) = result.targets.get_mut(index) else {
                     continue;
                 };
-                let sample = measure(&bed, result.test, *target, *seconds)?;
+                let sample = measure(bed, result.test, *target, *seconds)?;
                 shell::progress(format_args!(
                     "{}/{repeats} {:14} {target:8} {:5.0} us/request, {}",
                     repeat + 1,
@@ -57,13 +67,16 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
             }
         }
     }
-    print(&Outcome::new(results), common.json)
+    Ok(Outcome::new(results))
 }
 
 fn measure(bed: &Bed, test: &Test, target: Target, seconds: u32) -> anyhow::Result<Report> {
     let mut running = bed.start(target, PODS)?;
     sleep(SETTLE);
-    let mut args: Vec<String> = vec!["--seconds".into(), seconds.to_string(), "rate".into()];
+    // Pods speak clear text.
+    let speech = if target == Target::Direct { "http1" } else { test.speech };
+    let words = ["--speech", speech, "--seconds", &seconds.to_string(), "rate"];
+    let mut args: Vec<String> = words.map(String::from).to_vec();
     for (name, value) in [
         ("--rate", test.rate.to_string()),
         ("--connections", test.connections.to_string()),
@@ -86,23 +99,25 @@ fn noise(report: &Report) -> String {
 
 /// A load, and what is asked of the gateway under it.
 #[derive(Serialize)]
-struct Test {
-    name: &'static str,
+pub(super) struct Test {
+    pub(super) name: &'static str,
+    /// What clients speak, as the load generator calls it.
+    pub(super) speech: &'static str,
     /// Requests per second.
-    rate: u32,
-    connections: u32,
+    pub(super) rate: u32,
+    pub(super) connections: u32,
     /// Bytes of a body.
-    size: u32,
-    streamed: bool,
-    tokens: u32,
+    pub(super) size: u32,
+    pub(super) streamed: bool,
+    pub(super) tokens: u32,
     /// Processor time per request, times that of the plain proxy.
-    cpu_limit: f64,
-    delay_limit: DelayLimit,
+    pub(super) cpu_limit: f64,
+    pub(super) delay_limit: DelayLimit,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum DelayLimit {
+pub(super) enum DelayLimit {
     /// Added latency, median and 99th percentile, times that of the plain proxy.
     TimesHaproxy(f64),
     /// Added time to the first token, median.
@@ -262,10 +277,10 @@ impl Summary {
 
 /// All that a run found.
 #[derive(Serialize)]
-struct Outcome {
+pub(super) struct Outcome {
     host: Host,
     summaries: Vec<Summary>,
-    verdicts: Vec<Verdict>,
+    pub(super) verdicts: Vec<Verdict>,
     tests: Vec<TestResult>,
 }
 
@@ -283,7 +298,8 @@ impl Outcome {
     }
 }
 
-fn print(outcome: &Outcome, json: bool) -> anyhow::Result<()> {
+/// Prints what was measured.
+pub(super) fn print(outcome: &Outcome, json: bool) -> anyhow::Result<()> {
     if json {
         println!("{}", serde_json::to_string_pretty(outcome)?);
         return Ok(());
@@ -325,6 +341,7 @@ fn p99(quantiles: Quantiles) -> f64 {
 const TESTS: [Test; 3] = [
     Test {
         name: "1 KB at 300/s",
+        speech: "http1",
         rate: 300,
         connections: 128,
         size: 1_024,
@@ -335,6 +352,7 @@ const TESTS: [Test; 3] = [
     },
     Test {
         name: "1 KB at 1000/s",
+        speech: "http1",
         rate: 1_000,
         connections: 128,
         size: 1_024,
@@ -345,6 +363,7 @@ const TESTS: [Test; 3] = [
     },
     Test {
         name: "220 KB at 50/s",
+        speech: "http1",
         rate: 50,
         connections: 64,
         size: 220 * 1_024,

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::bed::{Bed, MODEL, ensure_free};
 use super::peers;
+use super::tls::Identity;
 use crate::process::Process;
 use crate::shell;
 
@@ -93,7 +94,10 @@ impl Target {
             }
             Self::Haproxy => {
                 let mut command = Command::new(shell::find("haproxy").context("no haproxy")?);
-                command.arg("-db").arg("-f").arg(config("cfg", haproxy(listen, pods))?);
+                command
+                    .arg("-db")
+                    .arg("-f")
+                    .arg(config("cfg", haproxy(listen, pods, bed.identity.as_ref()))?);
                 command
             }
             Self::Nginx => {
@@ -115,7 +119,7 @@ impl Target {
             }
             Self::Sluice | Self::Relay | Self::Splice | Self::Local | Self::Steered => {
                 let mut command = Command::new(bed.program("sluice"));
-                let text = self.sluice(listen, admin, pods);
+                let text = self.sluice(listen, admin, pods, bed.identity.as_ref());
                 command.arg("run").arg("--config").arg(config("yaml", text)?);
                 command
             }
@@ -128,7 +132,13 @@ impl Target {
         Ok(Gateway { process: Some(process), addresses: vec![listen], admin })
     }
 
-    fn sluice(self, listen: SocketAddr, admin: SocketAddr, pods: &[SocketAddr]) -> String {
+    fn sluice(
+        self,
+        listen: SocketAddr,
+        admin: SocketAddr,
+        pods: &[SocketAddr],
+        identity: Option<&Identity>,
+    ) -> String {
         let mut config = format!(
             "apiVersion: gateway.sluice.dev/v1alpha1\n\
              kind: InferenceGatewayConfig\n\
@@ -136,13 +146,22 @@ impl Target {
              spec:\n\
              \x20 workers: 1\n\
              \x20 listeners:\n\
-             \x20 - {{name: http, address: \"{}\", port: {}, protocol: http}}\n\
+             \x20 - {{name: http, address: \"{}\", port: {}, protocol: {}}}\n\
              \x20 admin: {{address: \"{}\", port: {}}}\n",
             listen.ip(),
             listen.port(),
+            if identity.is_some() { "https" } else { "http" },
             admin.ip(),
             admin.port()
         );
+        if let Some(Identity { certificate, key, .. }) = identity {
+            let (certificate, key) = (certificate.display(), key.display());
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                config,
+                "  tls: {{certificates: [{{certificateFile: \"{certificate}\", keyFile: \"{key}\"}}]}}"
+            );
+        }
         config.push_str(match self {
             Self::Relay => "  kernel: {paths: [relay]}\n",
             Self::Splice => "  kernel: {paths: [splice, relay]}\n",
@@ -162,12 +181,15 @@ impl Target {
     }
 }
 
-fn haproxy(listen: SocketAddr, pods: &[SocketAddr]) -> String {
+fn haproxy(listen: SocketAddr, pods: &[SocketAddr], identity: Option<&Identity>) -> String {
+    let tls =
+        identity.map(|identity| format!(" ssl crt {} alpn h2,http/1.1", identity.both.display()));
+    let tls = tls.unwrap_or_default();
     let mut config = format!(
         "global\n  nbthread 1\n  maxconn 9000\n\
          defaults\n  mode http\n  timeout connect 5s\n  timeout client 300s\n  timeout server 300s\n\
          \x20 option http-no-delay\n  http-reuse always\n\
-         frontend clients\n  bind {listen}\n  default_backend pods\n\
+         frontend clients\n  bind {listen}{tls}\n  default_backend pods\n\
          backend pods\n  balance roundrobin\n"
     );
     for (number, pod) in pods.iter().enumerate() {
