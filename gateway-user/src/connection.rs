@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
 
 use crate::account::{self, Exchanged};
-use crate::auth::Caller;
+use crate::auth::{self, Caller};
 use crate::client::{Client, Stream};
 use crate::direct::Exclusive;
 use crate::error::{Refusal, local_response};
@@ -17,7 +17,6 @@ use crate::flow::head::ClientSide;
 use crate::flow::{self, Request};
 use crate::gateway::{Admission, RequestId};
 use crate::http2;
-use crate::limit;
 use crate::listen::Worker;
 use crate::pool::Pool;
 use crate::request::body::{Body, Unread, read_body};
@@ -312,15 +311,10 @@ async fn inference(
             return refuse(client, &refusal, id, keep_alive, false, worker).await;
         }
     };
-    if caller.is_some_and(|caller| !caller.key.allows(model, target)) {
-        let refusal = Refusal::forbidden(model);
-        return refuse(client, &refusal, id, keep_alive, false, worker).await;
-    }
     let adapter = target.adapter.as_deref();
     let prompt = target.pool.read_prompt(&bytes, &fields.prompt, adapter);
-    let admitted =
-        limit::of_request(caller, &target.pool, prompt.tokens, fields.max_tokens, Instant::now());
-    let admitted = match admitted {
+    let (most, now) = (fields.max_tokens, Instant::now());
+    let admitted = match auth::permit(caller, model, target, prompt.tokens, most, now) {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(client, &refusal, id, keep_alive, false, worker).await,
     };

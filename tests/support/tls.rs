@@ -134,7 +134,8 @@ impl Identity {
         CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().expect("a certificate")
     }
 
-    fn private_key(&self) -> PrivateKeyDer<'static> {
+    /// Its key.
+    pub fn private_key(&self) -> PrivateKeyDer<'static> {
         PrivateKeyDer::from_pem_file(&self.key).expect("a key")
     }
 }

@@ -26,7 +26,7 @@ use self::keys::{Keys, Listed, Wrong};
 pub use self::pod_key::PodKey;
 use crate::config::{self, RateLimits};
 use crate::error::Refusal;
-use crate::limit::Limiter;
+use crate::limit::{self, Admitted, Limiter};
 use crate::metrics::{KeyMetrics, Metrics};
 use crate::pool::Pool;
 use crate::route::Target;
@@ -80,6 +80,25 @@ pub struct Caller {
     pub key: Arc<Key>,
     /// A token's subject.
     pub subject: Option<Box<str>>,
+}
+
+/// Whether `caller` may have `target` answer now, which it calls `model`: by the models of its key, and by the limits of both.
+/// `prompt` are the tokens that its prompt is guessed to have, `most_generated` those that its answer may have.
+///
+/// # Errors
+/// 403 or 429.
+pub fn permit(
+    caller: Option<&Caller>,
+    model: &str,
+    target: &Target,
+    prompt: u64,
+    most_generated: Option<u64>,
+    now: Instant,
+) -> Result<Admitted, Refusal> {
+    if caller.is_some_and(|caller| !caller.key.allows(model, target)) {
+        return Err(Refusal::forbidden(model));
+    }
+    limit::of_request(caller, &target.pool, prompt, most_generated, now)
 }
 
 impl Auth {

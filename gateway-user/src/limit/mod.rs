@@ -9,6 +9,7 @@ mod bucket;
 mod headers;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -24,7 +25,11 @@ use crate::pool::Pool;
 
 /// What a key or a model has used of its limits.
 #[derive(Debug)]
-pub struct Limiter(Mutex<Inner>);
+pub struct Limiter {
+    /// Whether there is a limit at all: most have none, and the lock would be every worker's.
+    limits: AtomicBool,
+    inner: Mutex<Inner>,
+}
 
 /// A request that was let in. Dropped, it is not running any more.
 #[derive(Debug)]
@@ -86,7 +91,10 @@ pub fn admit(
     };
     let mut standing = Standing::default();
     for (by, limiter) in limiters.into_iter().enumerate() {
-        let mut inner = limiter.0.lock();
+        if !limiter.limits.load(Ordering::Relaxed) {
+            continue;
+        }
+        let mut inner = limiter.inner.lock();
         let refused = inner.take(tokens, now).err();
         standing = standing.and(inner.standing(now));
         drop(inner);
@@ -131,15 +139,17 @@ pub fn of_request(
 impl Limiter {
     /// With nothing used yet.
     pub fn new(rates: RateLimits, now: Instant) -> Self {
-        let mut inner =
+        let inner =
             Inner { rates: RateLimits::default(), requests: None, tokens: None, running: 0 };
-        inner.set(rates, now);
-        Self(Mutex::new(inner))
+        let limiter = Self { limits: AtomicBool::new(false), inner: Mutex::new(inner) };
+        limiter.set(rates, now);
+        limiter
     }
 
     /// Has other limits hold from now on. What has been used stays used.
     pub fn set(&self, rates: RateLimits, now: Instant) {
-        self.0.lock().set(rates, now);
+        self.limits.store(!rates.is_none(), Ordering::Relaxed);
+        self.inner.lock().set(rates, now);
     }
 }
 
@@ -229,7 +239,7 @@ impl Admitted {
 
     fn settle(self, used: u64) {
         for limiter in &self.limiters {
-            if let Some(bucket) = &mut limiter.0.lock().tokens {
+            if let Some(bucket) = &mut limiter.inner.lock().tokens {
                 match used.checked_sub(self.reserved) {
                     Some(more) => bucket.take(more),
                     None => bucket.give(self.reserved - used),
@@ -241,7 +251,7 @@ impl Admitted {
     /// As if it had never been.
     fn withdraw(self) {
         for limiter in &self.limiters {
-            let mut inner = limiter.0.lock();
+            let mut inner = limiter.inner.lock();
             if let Some(bucket) = &mut inner.tokens {
                 bucket.give(self.reserved);
             }
@@ -258,7 +268,7 @@ impl Drop for Admitted {
             in_flight.dec();
         }
         for limiter in &self.limiters {
-            let mut inner = limiter.0.lock();
+            let mut inner = limiter.inner.lock();
             inner.running = inner.running.saturating_sub(1);
         }
     }
@@ -317,7 +327,7 @@ mod tests {
     }
 
     fn left(limiter: &Limiter, now: Instant) -> (Option<u64>, Option<u64>, u32) {
-        let mut inner = limiter.0.lock();
+        let mut inner = limiter.inner.lock();
         let standing = inner.standing(now);
         let left = |state: Option<State>| state.map(|state| state.remaining);
         (left(standing.requests), left(standing.tokens), inner.running)

@@ -1,6 +1,6 @@
 //! JSON web tokens, by key sets from an issuer on loopback.
 
-use std::io::{Read as _, Write as _};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -15,6 +15,7 @@ use sluice_tests::client::{Response, chat, get_with, post_with};
 use sluice_tests::engine::{Options, Server};
 use sluice_tests::gateway::{Gateway, PATIENCE, Plan};
 use sluice_tests::pod::{RawPod, answer, plan};
+use sluice_tests::tls::{Authority, Identity};
 
 use super::Folder;
 
@@ -139,6 +140,38 @@ fn keys_from_a_file_and_api_keys_beside_them() {
     assert_eq!(client.join().unwrap(), 200);
 }
 
+#[test]
+fn keys_over_https_by_whom_the_configuration_trusts() {
+    let (trusted, other) = (Authority::new(), Authority::new());
+    let pods = Server::start_all(vec![Options::default()]).unwrap();
+    let one = Pair::new("one");
+    for (identity, authority, is_had) in [
+        (trusted.issue("good", &["127.0.0.1"]), &trusted, true),
+        (trusted.issue("misnamed", &["idp.example.org"]), &trusted, false),
+        (other.issue("stranger", &["127.0.0.1"]), &trusted, false),
+    ] {
+        let issuer = Issuer::start_with(Some(&identity));
+        issuer.serve(&[&one]);
+        let ca_file = format!(", caFile: {}", authority.file().display());
+        let spec = issuer
+            .spec("5m")
+            .replace("http://", "https://")
+            .replace(", cacheDuration", &format!("{ca_file}, cacheDuration"));
+        let gateway = Gateway::start(&Plan::pool("base", &pods).spec(&spec));
+        let result = if is_had { "done" } else { "failed" };
+        let sample = format!("sluice_auth_reloads_total{{source=\"key_set\",result=\"{result}\"}}");
+        gateway.wait_metric(&sample, 1.0);
+        let answer = ask(&gateway, &one.sign(&claims()));
+        match is_had {
+            true => assert_eq!(answer.status, 200, "{}", gateway.log()),
+            false => {
+                answer.assert_error(503, "signing_keys_missing", None);
+                assert!(gateway.log().contains("TLS failed"), "{}", gateway.log());
+            }
+        }
+    }
+}
+
 /// A private key of an issuer, and its public part.
 struct Pair {
     id: &'static str,
@@ -188,23 +221,34 @@ struct Issuer {
 
 impl Issuer {
     fn start() -> Self {
+        Self::start_with(None)
+    }
+
+    /// The same over HTTPS with this certificate.
+    fn start_with(identity: Option<&Identity>) -> Self {
+        let config = identity.map(|identity| {
+            let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+            let config = rustls::ServerConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_no_client_auth()
+                .with_single_cert(identity.chain(), identity.private_key());
+            Arc::new(config.unwrap())
+        });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let says = Arc::new(Mutex::new((404, String::new())));
         let shared = Arc::clone(&says);
         thread::spawn(move || {
             for mut stream in listener.incoming().map_while(Result::ok) {
-                let mut head = Vec::new();
-                let mut piece = [0; 1024];
-                while !head.ends_with(b"\r\n\r\n") {
-                    match stream.read(&mut piece) {
-                        Ok(count @ 1..) => head.extend_from_slice(&piece[..count]),
-                        _ => break,
+                let says = shared.lock().unwrap().clone();
+                match &config {
+                    None => answer_with(&mut stream, &says),
+                    Some(config) => {
+                        let session = rustls::ServerConnection::new(Arc::clone(config)).unwrap();
+                        answer_with(&mut rustls::StreamOwned::new(session, stream), &says);
                     }
                 }
-                assert!(head.starts_with(b"GET /keys.json HTTP/1.1\r\n"));
-                let (status, text) = shared.lock().unwrap().clone();
-                let _ = stream.write_all(answer(status, "connection: close\r\n", &text).as_bytes());
             }
         });
         Self { address, says }
@@ -229,4 +273,18 @@ impl Issuer {
             self.address
         )
     }
+}
+
+/// Answers one question, if it comes whole.
+fn answer_with(stream: &mut (impl Read + Write), (status, text): &(u16, String)) {
+    let mut head = Vec::new();
+    let mut piece = [0; 1024];
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read(&mut piece) {
+            Ok(count @ 1..) => head.extend_from_slice(&piece[..count]),
+            _ => return,
+        }
+    }
+    assert!(head.starts_with(b"GET /keys.json HTTP/1.1\r\n"));
+    let _ = stream.write_all(answer(*status, "connection: close\r\n", text).as_bytes());
 }
