@@ -222,9 +222,14 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_without_what_it_is() {
         let hash = hex("k");
-        let many: String = (0..=MAX_KEYS)
-            .map(|number| format!("- {{name: k{number}, sha256: {}}}\n", hex(&number.to_string())))
-            .collect();
+        let some = |count: usize| -> String {
+            (0..count)
+                .map(|number| {
+                    format!("- {{name: k{number}, sha256: {}}}\n", hex(&number.to_string()))
+                })
+                .collect()
+        };
+        assert_eq!(keys(&some(MAX_KEYS)).unwrap().len(), MAX_KEYS);
         for (text, says) in [
             (String::new(), "is empty"),
             ("  \n".into(), "is empty"),
@@ -245,7 +250,7 @@ mod tests {
                 "its limits",
             ),
             (format!("- {{name: a, sha256: {hash}, model: [x]}}"), "is not a list of keys"),
-            (many, "has 4097 keys"),
+            (some(MAX_KEYS + 1), "has 4097 keys"),
         ] {
             let error = keys(&text).unwrap_err().to_string();
             assert!(error.contains(says), "{says}: {error}");

@@ -263,3 +263,55 @@ const MOST_RETRY: Duration = Duration::from_secs(30);
 
 /// A token that names a key that is not known has the set fetched no sooner after the last time.
 const UNKNOWN_KEY: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder that goes with the test.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("sluice-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_file_at_its_cap_and_one_byte_more() {
+        let folder = Folder::new("one-file");
+        let file = folder.0.join("f");
+        fs::write(&file, vec![b'x'; MAX_BYTES as usize]).unwrap();
+        assert_eq!(read_now(&file).unwrap()[0].len() as u64, MAX_BYTES);
+        fs::write(&file, vec![b'x'; MAX_BYTES as usize + 1]).unwrap();
+        assert!(read_now(&file).unwrap_err().to_string().contains("larger than"));
+        fs::write(&file, b"\xff").unwrap();
+        read_now(&file).unwrap_err();
+        read_now(Path::new("/dev/zero")).unwrap_err();
+    }
+
+    #[test]
+    fn a_folder_at_its_cap_and_one_file_more() {
+        let folder = Folder::new("many-files");
+        assert!(read_now(&folder.0).unwrap_err().to_string().contains("no file"));
+        fs::create_dir(folder.0.join("..version")).unwrap();
+        fs::create_dir(folder.0.join("inner")).unwrap();
+        fs::write(folder.0.join(".hidden"), "no").unwrap();
+        let write = |number: usize| {
+            fs::write(folder.0.join(format!("{number:03}")), number.to_string()).unwrap();
+        };
+        (0..MAX_FILES).rev().for_each(write);
+        let texts = read_now(&folder.0).unwrap();
+        assert_eq!((texts.len(), texts[0].as_str(), texts[9].as_str()), (MAX_FILES, "0", "9"));
+        write(MAX_FILES);
+        assert!(read_now(&folder.0).unwrap_err().to_string().contains("more than"));
+    }
+}

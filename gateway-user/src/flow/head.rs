@@ -167,7 +167,15 @@ impl ResponseHead {
         let raw = self.chunked && client.version == Version::Http11;
         // Without chunks or a length, the end of the connection is the end of the body.
         let keep_alive = client.keep_alive && !self.until_close && (raw || !self.chunked);
-        out.extend_from_slice(&self.forward);
+        if client.limits.is_empty() {
+            out.extend_from_slice(&self.forward);
+        } else {
+            // The gateway's limits hold; a pod's own next to them would be read as these.
+            let lines = self.forward.split_inclusive(|byte| *byte == b'\n');
+            lines
+                .filter(|line| !starts_with_ignore_case(line, b"x-ratelimit-"))
+                .for_each(|line| out.extend_from_slice(line));
+        }
         if raw {
             out.extend_from_slice(b"transfer-encoding: chunked\r\n");
         }
@@ -302,6 +310,20 @@ mod tests {
         assert_eq!(
             written(&head, SIDE).0,
             "HTTP/1.1 200 OK\r\nX-Keep: 1\r\ncontent-length: 0\r\nx-request-id: r1\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn of_limits_the_client_is_told_the_gateways() {
+        let head = head(
+            "HTTP/1.1 200 OK\r\nx-a: 1\r\nX-RateLimit-Limit-Requests: 9\r\ncontent-length: 0\r\n\r\n",
+        );
+        assert!(written(&head, SIDE).0.contains("X-RateLimit-Limit-Requests: 9\r\n"));
+        let limits = "x-ratelimit-limit-requests: 2\r\n";
+        assert_eq!(
+            written(&head, ClientSide { limits, ..SIDE }).0,
+            "HTTP/1.1 200 OK\r\nx-a: 1\r\ncontent-length: 0\r\nx-ratelimit-limit-requests: 2\r\n\
+             x-request-id: r1\r\n\r\n"
         );
     }
 

@@ -277,7 +277,7 @@ fn key_sets() {
         key[name] = value;
         key
     };
-    let many: Vec<Value> = (0..=MAX_KEYS).map(|_| EC.public.clone()).collect();
+    let many = |count: usize| vec![EC.public.clone(); count];
     for (text, expected) in [
         (json!({"keys": [EC.public]}), Ok(1)),
         (json!({"keys": [with("use", json!("sig"))]}), Ok(1)),
@@ -294,7 +294,8 @@ fn key_sets() {
         (json!({"keys": []}), Err(Unusable::None)),
         (json!({"keys": {}}), Err(Unusable::Form)),
         (json!([]), Err(Unusable::Form)),
-        (json!({"keys": many}), Err(Unusable::TooMany)),
+        (json!({"keys": many(MAX_KEYS)}), Ok(MAX_KEYS)),
+        (json!({"keys": many(MAX_KEYS + 1)}), Err(Unusable::TooMany)),
     ] {
         let found = KeySet::read(text.to_string().as_bytes()).map(|set| set.len());
         assert_eq!(found, expected, "{text}");
