@@ -98,6 +98,22 @@ fn an_issuer_changes_its_keys() {
 }
 
 #[test]
+fn a_key_set_at_its_cap_and_one_byte_more() {
+    let issuer = Issuer::start();
+    let pair = Pair::new("one");
+    let set = json!({ "keys": [pair.public] }).to_string();
+    let of_length = |length: usize| set.clone() + &" ".repeat(length - set.len());
+    issuer.say(200, &of_length((256 << 10) + 1));
+    let pods = Server::start_all(vec![Options::default()]).unwrap();
+    let gateway = Gateway::start(&Plan::pool("base", &pods).spec(&issuer.spec("5m")));
+    gateway.wait_metric("sluice_auth_reloads_total{source=\"key_set\",result=\"failed\"}", 1.0);
+    ask(&gateway, &pair.sign(&claims())).assert_error(503, "signing_keys_missing", None);
+    issuer.say(200, &of_length(256 << 10));
+    gateway.wait_metric("sluice_auth_reloads_total{source=\"key_set\",result=\"done\"}", 1.0);
+    assert_eq!(ask(&gateway, &pair.sign(&claims())).status, 200);
+}
+
+#[test]
 fn keys_from_a_file_and_api_keys_beside_them() {
     let folder = Folder::new();
     let (old, new) = (Pair::new("old"), Pair::new("new"));
