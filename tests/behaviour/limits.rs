@@ -139,7 +139,7 @@ fn large_bodies_do_not_keep_ordinary_ones_out() {
     let mut held = Vec::new();
     loop {
         let mut client = Client::connect(gateway.address);
-        client.send(head("content-length: 900000\r\n") + &" ".repeat(899_999));
+        client.send(head("content-length: 1040000\r\n") + &" ".repeat(1_039_999));
         if !client.is_silent(Duration::from_millis(300)) {
             client.response().assert_error(503, "body_memory", None);
             break;
