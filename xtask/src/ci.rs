@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::ensure;
 
-use crate::{lint, shell, test, verify_ebpf, vm};
+use crate::{deny, fuzz, lint, shell, test, verify_ebpf, vm};
 
 /// Runs every step, whatever the earlier ones said, and names those that failed.
 ///
@@ -14,6 +14,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let mut steps = Steps::default();
     let mut totals = test::Totals::default();
     steps.run("lint", lint::run);
+    steps.run("deny", deny::run);
     steps.run("verify-ebpf", verify_ebpf::run);
     steps.run("test", || {
         let options = test::Options { require_privileged: true, ..Default::default() };
@@ -21,6 +22,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
         (totals, result) = test::execute(&options);
         result
     });
+
+    // New inputs are found by longer runs; this sees that the targets hold for what is known, and a little beyond.
+    steps.run("fuzz", || fuzz::run(&fuzz::Options { seconds: 20, targets: Vec::new() }));
 
     steps.run("vm", || {
         let options = vm::Options::default();

@@ -7,6 +7,7 @@ mod bench;
 mod build_ebpf;
 mod ci;
 mod demo;
+mod deny;
 mod e2e;
 mod exposition;
 mod fuzz;
@@ -45,6 +46,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::BuildEbpf => build_ebpf::run(),
         Task::Ci => ci::run(),
         Task::Demo(options) => demo::run(&options),
+        Task::Deny => deny::run(),
         Task::E2e(options) => e2e::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::H2spec => h2spec::run(),
@@ -76,12 +78,15 @@ enum Task {
     /// Compile the kernel programs into the object that is checked in.
     #[command(after_help = "Example: cargo xtask build-ebpf")]
     BuildEbpf,
-    /// Run all that CI runs: lint, verify-ebpf, test, vm. Every step runs; what failed is named last.
+    /// Run all that CI runs: lint, deny, verify-ebpf, test, fuzz, vm. Every step runs; what failed is named last.
     #[command(after_help = "Example: cargo xtask ci")]
     Ci,
     /// Show the gateway at work on this machine, with simulated model servers.
     #[command(after_help = "Example: cargo xtask demo --requests 200")]
     Demo(demo::Options),
+    /// Check the crates that are depended on: licences, sources, known faults.
+    #[command(after_help = "Example: cargo xtask deny")]
+    Deny,
     /// Test against real model servers.
     #[command(after_help = "Example: cargo xtask e2e --real-vllm")]
     E2e(e2e::Options),
