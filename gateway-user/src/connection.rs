@@ -277,7 +277,8 @@ async fn inference(
             },
         }
     };
-    let Body { bytes, fields, reserved } = match read_body(client, &head, worker, full).await {
+    let read = read_body(client, &head, worker, full).await;
+    let Body { bytes, decoded, fields, reserved } = match read {
         Ok(Some(body)) => body,
         // The client left, or was too slow to be told so.
         Ok(None) => return false,
@@ -312,7 +313,9 @@ async fn inference(
         }
     };
     let adapter = target.adapter.as_deref();
-    let prompt = target.pool.read_prompt(&bytes, &fields.prompt, adapter);
+    let readable = decoded.as_deref().unwrap_or(&bytes);
+    let prompt = target.pool.read_prompt(readable, &fields.prompt, adapter);
+    drop(decoded);
     let (most, now) = (fields.max_tokens, Instant::now());
     let admitted = match auth::permit(caller, model, target, prompt.tokens, most, now) {
         Ok(admitted) => admitted,

@@ -127,6 +127,18 @@ impl Refusal {
         }
     }
 
+    /// 413: the body is over the cap when it is decoded.
+    pub fn decompressed_too_large(cap: usize) -> Self {
+        Self::client(
+            413,
+            "request_too_large",
+            format!(
+                "The request body is larger than {cap} bytes when decompressed. Send less, or raise \
+                 limits.maxDecompressedBytes in the gateway's configuration."
+            ),
+        )
+    }
+
     /// 404: no pool serves this model.
     pub fn model_not_found(model: &str) -> Self {
         // A name can be as long as a request: what is quoted is bounded.

@@ -347,6 +347,13 @@ impl Memory {
         }
         is_taken
     }
+
+    /// Gives back what is over `bytes`.
+    pub fn shrink_to(&mut self, bytes: usize) {
+        let over = self.taken.saturating_sub(bytes);
+        self.total.fetch_sub(over, Ordering::Relaxed);
+        self.taken -= over;
+    }
 }
 
 impl Drop for Memory {

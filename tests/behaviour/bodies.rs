@@ -1,8 +1,10 @@
 //! Request bodies: large ones, chunked ones, forms, and those that wait to be asked for. The pod
 //! gets each byte for byte.
 
+use std::io::Write as _;
 use std::time::Duration;
 
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use serde_json::json;
 use sluice_tests::client::{Client, Response, post};
 use sluice_tests::engine::{Options, Server};
@@ -268,18 +270,135 @@ fn a_form_without_one_certain_model_is_refused() {
     assert!(pod.recorded().is_empty());
 }
 
-// Field reports 27, 28: said plainly rather than taken for broken JSON.
+// Decoded for routing only: the pod gets what the client sent, and its header.
 #[test]
-fn a_compressed_body_is_refused_with_what_to_do() {
+fn field_report_27_28_a_compressed_body_is_routed_and_forwarded_as_it_came() {
+    let (one, two) = (Recorder::start(), Recorder::start());
+    let mut plan = one.plan();
+    plan.pools.push(("other".into(), vec![two.addr]));
+    let gateway = Gateway::start(&plan);
+    let mut client = Client::connect(gateway.address);
+    let long = "some words of a long prompt, ".repeat(300_000);
+    for (model, pod) in [("base", &one), ("other", &two)] {
+        for prompt in ["short", &long] {
+            let body = json!({"messages": [{"role": "user", "content": prompt}], "model": model});
+            let body = body.to_string();
+            for (coding, bytes) in [
+                ("gzip", gzip(body.as_bytes())),
+                ("X-GZIP", gzip(body.as_bytes())),
+                ("zstd", zstd(body.as_bytes())),
+            ] {
+                for framed in [with_length(&bytes), chunked(&bytes, 700)] {
+                    client.send(coded(coding, &framed));
+                    assert_eq!(client.response().status, 200, "{coding} {model}");
+                    let last = pod.last();
+                    assert!(last.body == bytes, "the body was changed");
+                    assert_eq!(last.header("content-encoding"), [coding]);
+                    assert_eq!(last.header("content-length"), [bytes.len().to_string()]);
+                }
+            }
+        }
+    }
+    assert_eq!((one.recorded().len(), two.recorded().len()), (12, 12));
+    let file = b"RIFF".repeat(100_000);
+    let body = gzip(&form("X", "other", &file, false));
+    let message = form_message("X", &body);
+    client.send(coded("gzip", &message));
+    assert_eq!(client.response().status, 200);
+    assert!(two.last().body == body);
+    assert_eq!(gateway.wait_idle()["buffered_bytes"], 0);
+}
+
+#[test]
+fn a_compressed_body_is_read_up_to_its_own_cap_and_no_further() {
+    let pod = Recorder::start();
+    let cap = 300 * 1024;
+    let plan = pod.plan().spec("  limits: {maxDecompressedBytes: 300Ki}");
+    let gateway = Gateway::start(&plan);
+    let mut client = Client::connect(gateway.address);
+    let encoders: [(&str, fn(&[u8]) -> Vec<u8>); 2] = [("gzip", gzip), ("zstd", zstd)];
+    for (coding, encode) in encoders {
+        client.send(coded(coding, &with_length(&encode(&filled(cap)))));
+        assert_eq!(client.response().status, 200, "{coding}");
+        for bomb in [filled(cap + 1), filled(50_000_000)] {
+            client.send(coded(coding, &with_length(&encode(&bomb))));
+            let response = client.response();
+            response.assert_error(413, "request_too_large", None);
+            let text = response.text();
+            assert!(
+                text.contains("307200 bytes") && text.contains("maxDecompressedBytes"),
+                "{text}"
+            );
+        }
+    }
+    // What is not compressed has a cap of its own.
+    client.send(with_length(&filled(cap + 1)));
+    assert_eq!(client.response().status, 200);
+    assert_eq!(pod.recorded().len(), 3);
+    let refused = gateway.metric(r#"sluice_gateway_refused_total{reason="body_too_large"}"#);
+    assert_eq!(refused, Some(4.0));
+    assert_eq!(gateway.wait_idle()["buffered_bytes"], 0);
+}
+
+// What a body holds counts among the memory for bodies: here there is enough for the one and not for the other.
+#[test]
+fn a_bomb_takes_no_more_memory_than_bodies_may() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan().spec("  limits: {maxBufferedBytes: 1Mi}"));
+    let plain = filled(400_000);
+    let mut client = Client::connect(gateway.address);
+    client.send(coded("gzip", &with_length(&gzip(&plain))));
+    assert_eq!(client.response().status, 200);
+    client.send(coded("gzip", &with_length(&gzip(&filled(1_048_577)))));
+    let status = client.response().status;
+    assert!(matches!(status, 413 | 503), "{status}");
+    // With this coding's window it is more than all that there is.
+    let mut client = Client::connect(gateway.address);
+    client.send(coded("zstd", &with_length(&zstd(&plain))));
+    client.response().assert_error(503, "body_memory", None);
+    assert_eq!(pod.recorded().len(), 1);
+    assert_eq!(gateway.wait_idle()["buffered_bytes"], 0);
+}
+
+#[test]
+fn a_compressed_body_that_is_broken_is_refused() {
     let pod = Recorder::start();
     let gateway = Gateway::start(&pod.plan());
-    for coding in ["gzip", "zstd", "br", "deflate", "identity, gzip", "GZIP"] {
+    let mut client = Client::connect(gateway.address);
+    let body = br#"{"model":"base"}"#;
+    let whole = gzip(body);
+    for (coding, bytes) in [
+        ("gzip", body.to_vec()),
+        ("zstd", body.to_vec()),
+        ("gzip", whole[..whole.len() - 1].to_vec()),
+        ("gzip", [&whole[..], b"more"].concat()),
+        ("gzip", gzip(b"[1]")),
+        ("zstd", gzip(body)),
+        ("gzip", vec![]),
+    ] {
+        client.send(coded(coding, &with_length(&bytes)));
+        client.response().assert_error(400, "invalid_body", None);
+    }
+    client.send(coded("gzip", &with_length(&gzip(b"{}"))));
+    client.response().assert_error(400, "model_missing", Some("model"));
+    let twice = coded("gzip", &coded("zstd", &with_length(&whole)));
+    client.send(twice);
+    client.response().assert_error(400, "malformed_request", None);
+    assert!(pod.recorded().is_empty());
+}
+
+#[test]
+fn a_body_in_an_unknown_coding_is_refused_with_what_to_do() {
+    let pod = Recorder::start();
+    let gateway = Gateway::start(&pod.plan());
+    for coding in ["br", "deflate", "identity, gzip", "gzip, zstd"] {
         let mut client = Client::connect(gateway.address);
         client.send(head(&format!("content-encoding: {coding}\r\ncontent-length: 4\r\n")));
         client.send(b"\x1f\x8b\x08\0");
         let response = client.response();
         response.assert_error(415, "content_encoding", None);
-        assert!(response.text().contains(coding) && response.text().contains("uncompressed"));
+        let text = response.text();
+        assert!(text.contains(coding) && text.contains("uncompressed"), "{text}");
         assert!(client.is_closed());
     }
     let mut client = Client::connect(gateway.address);
@@ -341,6 +460,23 @@ fn filled(length: usize) -> Vec<u8> {
 /// The head of a POST with these header lines.
 fn head(lines: &str) -> String {
     format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\n{lines}\r\n")
+}
+
+/// A message with a Content-Encoding.
+fn coded(coding: &str, message: &[u8]) -> Vec<u8> {
+    let line = memchr::memmem::find(message, b"\r\n").unwrap() + 2;
+    [&message[..line], format!("content-encoding: {coding}\r\n").as_bytes(), &message[line..]]
+        .concat()
+}
+
+fn gzip(plain: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(plain).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zstd(plain: &[u8]) -> Vec<u8> {
+    compress_to_vec(plain, CompressionLevel::Fastest)
 }
 
 fn with_length(body: &[u8]) -> Vec<u8> {

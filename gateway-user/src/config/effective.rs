@@ -261,6 +261,7 @@ impl Builder<'_> {
             max_head_bytes: bytes(limits.max_head_bytes),
             max_body_bytes: bytes(max_body),
             max_buffered_bytes: bytes(buffered),
+            max_decompressed_bytes: bytes(limits.max_decompressed_bytes.min(buffered)),
             header_timeout: limits.header_timeout.0,
             body_timeout: limits.body_timeout.0,
             idle_timeout: limits.idle_timeout.0,

@@ -281,6 +281,9 @@ pub struct Limits {
     pub max_body_bytes: usize,
     /// Memory for request bodies of all connections together, in bytes. Default 1 GiB.
     pub max_buffered_bytes: usize,
+    /// Longest that a compressed request body may be when decoded, in bytes. Default 64 MiB; never more than
+    /// `max_buffered_bytes`.
+    pub max_decompressed_bytes: usize,
     /// From a connection's start, or a further request's first byte, to the end of the head. Default 10 s.
     pub header_timeout: Duration,
     /// In each such span 1 KiB/s of a request's body must come, and the whole in twenty of them. Default 30 s.

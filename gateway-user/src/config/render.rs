@@ -92,6 +92,7 @@ fn limits(limits: &super::Limits) -> Limits {
         max_connections_per_address: limits.max_connections_per_address,
         max_head_bytes: size(limits.max_head_bytes),
         max_buffered_bytes: size(limits.max_buffered_bytes),
+        max_decompressed_bytes: size(limits.max_decompressed_bytes),
         header_timeout: KubeDuration(limits.header_timeout),
         body_timeout: KubeDuration(limits.body_timeout),
         idle_timeout: KubeDuration(limits.idle_timeout),

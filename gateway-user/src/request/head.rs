@@ -191,6 +191,9 @@ impl<'a> Fields<'a> {
                 }
                 name if name.eq_ignore_ascii_case("content-encoding") => {
                     let value = text()?;
+                    if fields.content_encoding.is_some() {
+                        return Err(Refusal::malformed("Content-Encoding is given twice."));
+                    }
                     if !value.is_empty() && !value.eq_ignore_ascii_case("identity") {
                         fields.content_encoding = Some(value);
                     }

@@ -2,10 +2,12 @@
 //!
 //! - [`head`]: what the gateway must know of the head, and the head that the pod gets.
 //! - [`body`]: the body, into bounded memory.
+//! - [`coding`]: what a compressed body holds.
 //! - [`multipart`]: model and stream flag of a form (audio transcriptions, image edits).
 //! - [`scan`]: model, stream flag, priority and the places of the prompt in a JSON body, in one pass without a DOM.
 
 pub mod body;
+pub mod coding;
 pub mod head;
 pub mod multipart;
 pub mod scan;

@@ -314,6 +314,10 @@ pub struct Limits {
     /// Memory for the request bodies of all connections together. An eighth of it is for bodies up to 256 KiB.
     #[schemars(extend("x-minimum" = "1Mi", "x-maximum" = "1Ti"))]
     pub max_buffered_bytes: Size,
+    /// Longest that a request body in gzip or zstd may be when decoded, which is done to see what it asks for; it is
+    /// forwarded as it came. Never more than `maxBufferedBytes`.
+    #[schemars(extend("x-minimum" = "1Ki", "x-maximum" = "4Gi"))]
+    pub max_decompressed_bytes: Size,
     /// From a connection's start, or a further request's first byte, to the end of the head.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
     pub header_timeout: KubeDuration,
@@ -349,6 +353,7 @@ impl Default for Limits {
             max_connections_per_address: 16_384,
             max_head_bytes: Size(64 << 10),
             max_buffered_bytes: Size(1 << 30),
+            max_decompressed_bytes: Size(64 << 20),
             header_timeout: seconds(10),
             body_timeout: seconds(30),
             idle_timeout: seconds(300),
