@@ -289,8 +289,8 @@ async fn inference(
             let side = ClientSide::new(&head, false, id);
             let exchange = flow::turn_away(&pool, side, client, worker).await;
             let ready = Instant::now();
-            let (pool, admitted) = (&pool, None);
-            let done = Exchanged { exchange, pool, id, caller, admitted, started, ready };
+            let (pool, model, admitted) = (&pool, None, None);
+            let done = Exchanged { exchange, pool, model, id, caller, admitted, started, ready };
             account::finish(done, worker);
             return false;
         }
@@ -344,14 +344,15 @@ async fn inference(
     let exchange = flow::exchange(request, &target.pool, client, worker).await;
     client.answering = false;
     let keep_alive = exchange.keep_alive;
-    let (pool, admitted) = (&target.pool, Some(admitted));
-    let done = Exchanged { exchange, pool, id, caller, admitted, started, ready };
+    let (pool, model, admitted) = (&target.pool, Some(model), Some(admitted));
+    let done = Exchanged { exchange, pool, model, id, caller, admitted, started, ready };
     account::finish(done, worker);
     keep_alive
 }
 
 fn finish_head(forward: &mut Vec<u8>, body: usize, id: &RequestId) {
-    forward.extend_from_slice(b"content-length: ");
+    // Model servers compress nothing; what stands before one might, and then no count could be read.
+    forward.extend_from_slice(b"accept-encoding: identity\r\ncontent-length: ");
     forward.extend_from_slice(body.to_string().as_bytes());
     forward.extend_from_slice(b"\r\nx-request-id: ");
     forward.extend_from_slice(id.as_bytes());

@@ -302,7 +302,7 @@ fn field_report_38_a_refused_body_is_not_read_as_a_request() {
         // The connection may go on, behind the body.
         (post("", &format!("{{\"model\":\"{}\"}}", "nope")), 404),
         (post("", &hidden), 400),
-        (post("content-encoding: gzip\r\n", &hidden), 415),
+        (post("content-encoding: br\r\n", &hidden), 415),
         (post("", &long), 413),
         (post("content-type: multipart/form-data\r\n", &hidden), 400),
         (post("", &hidden).replace("POST /v1", "PUT /v1"), 405),

@@ -49,3 +49,4 @@ mod streams;
 mod takeover;
 mod tls;
 mod upstream;
+mod usage;

@@ -1,6 +1,7 @@
 //! What is left of a request when it is over: counts, times, and what was learned of the pod.
 
 pub mod tail;
+pub mod usage;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,8 @@ pub struct Exchanged<'a> {
     pub exchange: Exchange,
     /// The pool that it was for.
     pub pool: &'a Arc<Pool>,
+    /// The model that it named, if its body was read.
+    pub model: Option<&'a str>,
     /// Its id.
     pub id: &'a RequestId,
     /// Who sent it, where that is asked.
@@ -37,7 +40,7 @@ pub struct Exchanged<'a> {
 
 /// Counts a request. Called exactly once for each that reached a pool.
 pub fn finish(done: Exchanged<'_>, worker: &Worker) {
-    let Exchanged { exchange, pool, id, caller, admitted, started, ready } = done;
+    let Exchanged { exchange, pool, model, id, caller, admitted, started, ready } = done;
     let now = Instant::now();
     let usage = exchange.tail.usage();
     // Without usage, a chunk of a stream stands for a token. A stream that is not chunked tells
@@ -69,6 +72,7 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
             .then(|| between(exchange.first_received, exchange.last_received))
             .flatten(),
         prompt_tokens: usage.prompt_tokens,
+        cached_tokens: usage.cached_tokens,
         completion_tokens: tokens,
         overhead,
         retries: exchange.retries,
@@ -80,6 +84,9 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
     if let Some(caller) = caller {
         let metrics = &caller.key.metrics;
         metrics.finished(record.outcome, record.prompt_tokens, record.completion_tokens);
+    }
+    if let Some(model) = model {
+        pool.metrics.used(model, &record);
     }
     if worker.gateway.config.access_log {
         info!(

@@ -1,30 +1,32 @@
-//! The end of a response's body: token counts, and whether the engine failed. Pure.
+//! What is wanted of a response's body: token counts, and whether the engine failed. Pure.
 //!
-//! Engines put `usage` at the end of a JSON answer and into one of the last events of a stream, so
-//! the last kilobyte is enough, whichever path carried the rest.
+//! All that the daemon relays is read for counts ([`usage`]). Of what the kernel carries, the last kilobyte comes
+//! here, which is where engines tell them.
 
+use crate::account::usage::{self, Reader, Usage};
 use crate::flow::hold::is_error_event;
 
-/// The last bytes of a body's payload.
-#[derive(Clone, Debug, Default)]
+/// The last bytes of a body's payload, and the counts in all of it.
+#[derive(Clone, Debug)]
 pub struct Tail {
+    reader: Reader,
+    /// The reader has not seen all.
+    skipped: bool,
     bytes: Vec<u8>,
     /// There was an error event in what has been trimmed.
     failed: bool,
 }
 
-/// What an engine says about the tokens of a request.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: Option<u64>,
-    /// Tokens generated.
-    pub completion_tokens: Option<u64>,
-}
-
 impl Tail {
+    /// Of a JSON document, or of a stream of events.
+    pub fn new(event_stream: bool) -> Self {
+        let reader = Reader::new(event_stream);
+        Self { reader, skipped: false, bytes: Vec::new(), failed: false }
+    }
+
     /// Takes the next bytes of the payload.
     pub fn push(&mut self, payload: &[u8]) {
+        self.reader.push(payload);
         // Of one that is longer than what is kept only the middle would be left. Engines write an
         // event in a chunk of its own, so that it begins a payload.
         if payload.len() > KEPT {
@@ -40,26 +42,20 @@ impl Tail {
         self.bytes.extend_from_slice(payload);
     }
 
-    /// The token counts of the last `usage` object.
+    /// The kernel has carried some of the body, and only the end of that is pushed next.
+    pub fn skip(&mut self) {
+        self.reader.skip();
+        self.skipped = true;
+    }
+
+    /// The token counts.
     pub fn usage(&self) -> Usage {
-        let mut end = self.bytes.len();
-        // The last one may be `null`, with the counts in the event before it.
-        while let Some(at) =
-            self.bytes.get(..end).and_then(|part| memchr::memmem::rfind(part, b"\"usage\""))
-        {
-            let object = self.bytes.get(at..end).unwrap_or_default();
-            let usage = Usage {
-                prompt_tokens: count(object, b"\"prompt_tokens\"")
-                    .or_else(|| count(object, b"\"input_tokens\"")),
-                completion_tokens: count(object, b"\"completion_tokens\"")
-                    .or_else(|| count(object, b"\"output_tokens\"")),
-            };
-            if usage != Usage::default() {
-                return usage;
-            }
-            end = at;
+        let counts = self.reader.counts();
+        if !self.skipped {
+            return counts.usage();
         }
-        Usage::default()
+        // What was kept may begin in the middle of the event that tells.
+        counts.max(usage::last_in(&self.bytes)).usage()
     }
 
     /// Whether one of the events of a stream is an engine's error. vLLM ends a stream whose engine
@@ -76,19 +72,6 @@ impl Tail {
     }
 }
 
-/// The number behind a key; anything else there is no number, and no reason to fail.
-fn count(object: &[u8], key: &[u8]) -> Option<u64> {
-    let at = memchr::memmem::find(object, key)?;
-    let rest =
-        object.get(at + key.len()..)?.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
-    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    match rest.get(digits) {
-        // A fraction, an exponent, or a number that is cut off.
-        None | Some(b'.' | b'e' | b'E') => None,
-        Some(_) => std::str::from_utf8(rest.get(..digits)?).ok()?.parse().ok(),
-    }
-}
-
 /// Bytes kept: vLLM's usage event is about 250, an error event about 250, `[DONE]` 14.
 const KEPT: usize = 1024;
 
@@ -97,7 +80,7 @@ mod tests {
     use super::*;
 
     fn tail(pieces: &[&str]) -> Tail {
-        let mut tail = Tail::default();
+        let mut tail = Tail::new(true);
         for piece in pieces {
             tail.push(piece.as_bytes());
         }
@@ -105,57 +88,30 @@ mod tests {
     }
 
     #[test]
-    fn usage_in_all_its_forms() {
-        let both = Usage { prompt_tokens: Some(9), completion_tokens: Some(8) };
-        for text in [
-            r#"data: {"choices":[],"usage":{"prompt_tokens":9,"total_tokens":17,"completion_tokens":8}}
-
-data: [DONE]
-
-"#,
-            "data:{\"usage\":{\"completion_tokens\": 8, \"prompt_tokens\" : 9}}\r\n\r\ndata:[DONE]\r\n\r\n",
-            r#"{"id":"x","usage":{"prompt_tokens":9,"total_tokens":17,"completion_tokens":8,"x":null},"y":null}"#,
-            r#"data: {"usage":{"prompt_tokens":9,"completion_tokens":8}}
-
-data: {"choices":[],"usage":null}
-
-"#,
-            r#"data: {"type":"message_delta","usage":{"input_tokens":9,"output_tokens":8}}"#,
-        ] {
-            assert_eq!(tail(&[text]).usage(), both, "{text}");
-            // Reads end anywhere.
-            for split in 0..text.len() {
-                let (a, b) = text.split_at(split);
-                assert_eq!(tail(&[a, b]).usage(), both);
-            }
-        }
-    }
-
-    // Reports against the reference picker 7: a wrong type is ignored.
-    #[test]
-    fn picker_report_7_odd_usage_is_unknown() {
-        for text in [
-            "",
-            r#"{"usage":"many"}"#,
-            r#"{"usage":{"prompt_tokens":"9"}}"#,
-            r#"{"usage":{"prompt_tokens":9.5}}"#,
-            r#"{"usage":{"prompt_tokens":99999999999999999999999}}"#,
-            r#"{"usage":{"prompt_tokens":-9}}"#,
-            r#"{"usage":{"prompt_tokens":9"#,
-        ] {
-            assert_eq!(tail(&[text]).usage(), Usage::default(), "{text}");
+    fn counts_from_both_sides_of_what_the_kernel_carried() {
+        let start = "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":9,\"output_tokens\":1}}}\n\n";
+        let delta = "\"type\":\"message_delta\",\"usage\":{\"output_tokens\":8}}\n\nevent: message_stop\n\n";
+        for split in 0..delta.len() {
+            let mut tail = tail(&[start]);
+            tail.skip();
+            let (a, b) = delta.split_at(split);
+            tail.push(a.as_bytes());
+            tail.push(b.as_bytes());
+            let usage = tail.usage();
+            assert_eq!((usage.prompt_tokens, usage.completion_tokens), (Some(9), Some(8)));
         }
     }
 
     #[test]
     fn memory_is_bounded_and_the_end_survives() {
-        let mut tail = Tail::default();
+        let mut tail = Tail::new(false);
         for i in 0..10_000 {
             tail.push(
                 format!("data: {{\"n\":{i},\"pad\":\"{}\"}}\n\n", "x".repeat(i % 700)).as_bytes(),
             );
         }
         tail.push(&[b'y'; 5000]);
+        tail.skip();
         tail.push(br#"{"usage":{"prompt_tokens":1,"completion_tokens":2}}"#);
         assert!(tail.bytes.len() <= 2 * KEPT, "{}", tail.bytes.len());
         assert_eq!(tail.usage().completion_tokens, Some(2));

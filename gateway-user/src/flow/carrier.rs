@@ -346,6 +346,7 @@ impl<'a> Offers<'a> {
 impl Returned {
     /// Shows `tail` the payload of what the kernel kept.
     pub fn show(&self, tail: &mut Tail) {
+        tail.skip();
         for (framing, bytes) in self.tail.pieces() {
             let mut payloads = Vec::new();
             let read = framing

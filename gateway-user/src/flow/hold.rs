@@ -55,6 +55,10 @@ fn first_event(payload: &[u8], complete: bool) -> Verdict {
         }
     }
     let enough = complete || payload.len() >= ENOUGH;
+    // Such an event comes whole: it may be the only one that tells how long the prompt is.
+    if !enough && (rest.len() < EVENT.len() && EVENT.starts_with(rest) || is_announcing(rest)) {
+        return Verdict::Wait;
+    }
     if rest.is_empty() || rest.starts_with(b":") {
         return if enough { Verdict::Release } else { Verdict::Wait };
     }
@@ -104,11 +108,23 @@ pub fn is_error_event(event: &[u8]) -> Option<bool> {
 /// Whether a stream begins with an event that comes before any token: the Responses interface, and Anthropic's, tell of
 /// the request first.
 pub fn announces(payload: &[u8]) -> bool {
-    let Some(name) = payload.trim_ascii_start().strip_prefix(b"event:") else { return false };
+    let Some(name) = payload.trim_ascii_start().strip_prefix(EVENT) else { return false };
     let end = memchr::memchr2(b'\n', b'\r', name).unwrap_or(name.len());
     let name = name.get(..end).unwrap_or_default().trim_ascii();
     [b"response.created".as_slice(), b"response.in_progress", b"message_start", b"ping"]
         .contains(&name)
+}
+
+/// Whether a stream begins with such an event of which not all has come.
+fn is_announcing(rest: &[u8]) -> bool {
+    let is_whole = || {
+        let ends: [&[u8]; 3] = [b"\n\n", b"\r\r", b"\r\n\r\n"];
+        ends.iter().any(|end| memchr::memmem::find(rest, end).is_some())
+    };
+    match memchr::memchr2(b'\n', b'\r', rest) {
+        None => rest.starts_with(EVENT),
+        Some(_) => announces(rest) && !is_whole(),
+    }
 }
 
 /// vLLM's words while it drains, and when its engine has died.
@@ -121,6 +137,9 @@ fn stopping(payload: &[u8]) -> bool {
     .iter()
     .any(|words| memchr::memmem::find(payload, words).is_some())
 }
+
+/// What the line with an event's name begins with.
+const EVENT: &[u8] = b"event:";
 
 /// As much of a body as is held and looked at, in bytes. Comments of a long wait are about 14 bytes a
 /// second, error bodies a few hundred.
@@ -148,7 +167,14 @@ mod tests {
             (": keep-alive\n\ndata: {\"id\":1}\n\n", Verdict::Release),
             ("data: {\"id\":\"x\"", Verdict::Release),
             ("data:{\"id\":\"x\"", Verdict::Release),
-            ("event: message_start\n", Verdict::Release),
+            ("eve", STREAM_WAIT),
+            ("event: message_st", STREAM_WAIT),
+            ("event: message_start\n", STREAM_WAIT),
+            ("event: message_start\ndata: {\"message\"", STREAM_WAIT),
+            ("event: message_start\r\ndata: {\"message\":{}}\r\n", STREAM_WAIT),
+            ("event: message_start\r\ndata: {\"message\":{}}\r\n\r\n", Verdict::Release),
+            ("event: message_start\ndata: {\"message\":{}}\n\n", Verdict::Release),
+            ("event: content_block_delta\n", Verdict::Release),
             ("data: [DONE]\n\n", Verdict::Release),
             ("data: {\"err", STREAM_WAIT),
             ("da", STREAM_WAIT),

@@ -446,7 +446,7 @@ impl Exchange {
             retries: retries as u32,
             stream: false,
             chunks: 0,
-            tail: Tail::default(),
+            tail: Tail::new(false),
             queued: Duration::ZERO,
             sent: None,
             first_received: None,

@@ -208,7 +208,7 @@ impl Held {
             raw: Vec::new(),
             payload: Vec::new(),
             framing: Framing::none(),
-            tail: Tail::default(),
+            tail: Tail::new(false),
             excess: false,
             closed: false,
         }
@@ -244,6 +244,7 @@ impl Held {
                 100..=199 => self.raw = rest,
                 _ => {
                     self.framing = head.framing;
+                    self.tail = Tail::new(head.event_stream);
                     self.head = Some(head);
                     self.raw = Vec::new();
                     self.body(&rest)?;

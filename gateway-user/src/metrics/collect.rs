@@ -18,6 +18,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::descriptor::{self as metric, Descriptor};
 use super::labels::{ByLabel, Label};
+use super::pool::ModelMetrics;
 use super::{GatewayMetrics, PoolMetrics, Shared, TlsMetrics};
 use crate::schedule::{PodView, Signals};
 
@@ -86,10 +87,23 @@ fn pool_level(
     writer.each_by(&metric::POOL_REQUESTS, pools, |pool| &pool.requests)?;
     let mut family = writer.family(&metric::POOL_MODEL_REQUESTS)?;
     for (name, pool) in pools {
-        for (model, counter) in &*pool.models.read() {
-            family.add(&[name, model], counter)?;
+        for (model, counted) in &*pool.models.read() {
+            family.add(&[name, model], &counted.requests)?;
         }
-        family.add(&[name, OTHER_MODELS], &pool.other_models)?;
+        family.add(&[name, OTHER_MODELS], &pool.other_models.requests)?;
+    }
+    let mut family = writer.family(&metric::POOL_MODEL_TOKENS)?;
+    for (name, pool) in pools {
+        let mut add = |model: &str, counted: &ModelMetrics| {
+            counted
+                .tokens
+                .iter()
+                .try_for_each(|(kind, counter)| family.add(&[name, model, kind.as_str()], counter))
+        };
+        for (model, counted) in &*pool.models.read() {
+            add(model, counted)?;
+        }
+        add(OTHER_MODELS, &pool.other_models)?;
     }
     writer.each_by(&metric::POOL_REJECTED, pools, |pool| &pool.rejected)?;
     writer.each_by(&metric::POOL_LIMITED, pools, |pool| &pool.limited)?;
@@ -99,6 +113,7 @@ fn pool_level(
     writer.each(&metric::POOL_TTFT, pools, |pool| &pool.ttft)?;
     writer.each(&metric::POOL_TPOT, pools, |pool| &pool.tpot)?;
     writer.each(&metric::POOL_PROMPT_TOKENS, pools, |pool| &pool.prompt_tokens)?;
+    writer.each(&metric::POOL_CACHED_TOKENS, pools, |pool| &pool.cached_tokens)?;
     writer.each(&metric::POOL_GENERATION_TOKENS, pools, |pool| &pool.generation_tokens)?;
     writer.each(&metric::POOL_REQUEST_PROMPT_TOKENS, pools, |pool| &pool.request_prompt_tokens)?;
     writer.each(&metric::POOL_REQUEST_GENERATION_TOKENS, pools, |pool| {

@@ -77,6 +77,8 @@ describe! {
     POOL_REQUESTS: Counter "pool_requests" ["pool", "outcome"];
     /// Requests that named this model; "other" is any name that is not configured.
     POOL_MODEL_REQUESTS: Counter "pool_model_requests" ["pool", "model"];
+    /// Tokens of requests that named this model, as pods counted them, by kind.
+    POOL_MODEL_TOKENS: Counter "pool_model_tokens" ["pool", "model", "kind"];
     /// Requests that the pool sent away, by why.
     POOL_REJECTED: Counter "pool_rejected" ["pool", "reason"];
     /// Requests refused as the model's own limit was used up, by which.
@@ -93,6 +95,8 @@ describe! {
     POOL_TPOT: Histogram "pool_time_per_output_token_seconds" ["pool"];
     /// Prompt tokens, as pods counted them.
     POOL_PROMPT_TOKENS: Counter "pool_prompt_tokens" ["pool"];
+    /// Prompt tokens that pods had in their prefix caches, as they counted them.
+    POOL_CACHED_TOKENS: Counter "pool_cached_prompt_tokens" ["pool"];
     /// Tokens generated, as pods counted them, or chunks of a stream that does not tell.
     POOL_GENERATION_TOKENS: Counter "pool_generation_tokens" ["pool"];
     /// Prompt tokens of one request.

@@ -85,6 +85,16 @@ labels! {
         TimedOut = "timed_out",
     }
 
+    /// What a token was to a request.
+    TokenKind {
+        /// Of the prompt; those that were cached are among them.
+        Prompt = "prompt",
+        /// Of the prompt, and in the pod's prefix cache.
+        Cached = "cached",
+        /// Of the answer.
+        Generated = "generated",
+    }
+
     /// Why a pool sent a request away.
     Rejection {
         /// Every ready pod takes no more: 429.

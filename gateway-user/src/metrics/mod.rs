@@ -33,7 +33,7 @@ pub use gateway::{GatewayMetrics, ListenerMetrics};
 pub use key::KeyMetrics;
 pub use labels::{
     Arrival, AuthSource, Datagram, Handshake, Label, Limit, Outcome, Path, PathReason, Recognition,
-    Refusal, Rejection, Reload, ScrapeFailure,
+    Refusal, Rejection, Reload, ScrapeFailure, TokenKind,
 };
 pub use pool::PoolMetrics;
 pub use record::Record;

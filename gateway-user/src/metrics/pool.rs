@@ -11,7 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use super::events::EventMetrics;
 use super::gateway::GatewayMetrics;
-use super::labels::{ByLabel, Limit, Outcome, Rejection, ScrapeFailure};
+use super::labels::{ByLabel, Limit, Outcome, Rejection, ScrapeFailure, TokenKind};
 use super::record::Record;
 use crate::schedule::prefix::{Index, Usage};
 
@@ -20,8 +20,8 @@ use crate::schedule::prefix::{Index, Usage};
 pub struct PoolMetrics {
     gateway: Arc<GatewayMetrics>,
     pub(super) requests: ByLabel<Outcome, Counter>,
-    pub(super) models: RwLock<BTreeMap<Box<str>, Counter>>,
-    pub(super) other_models: Counter,
+    pub(super) models: RwLock<BTreeMap<Box<str>, Arc<ModelMetrics>>>,
+    pub(super) other_models: ModelMetrics,
     pub(super) rejected: ByLabel<Rejection, Counter>,
     pub(super) limited: ByLabel<Limit, Counter>,
     pub(super) retries: Counter,
@@ -31,6 +31,7 @@ pub struct PoolMetrics {
     pub(super) ttft: Histogram,
     pub(super) tpot: Histogram,
     pub(super) prompt_tokens: Counter,
+    pub(super) cached_tokens: Counter,
     pub(super) generation_tokens: Counter,
     pub(super) request_prompt_tokens: Histogram,
     pub(super) request_generation_tokens: Histogram,
@@ -41,6 +42,13 @@ pub struct PoolMetrics {
     pub(super) direct: OnceLock<Direct>,
     pub(super) events: OnceLock<EventMetrics>,
     pub(super) peers: OnceLock<Gauge>,
+}
+
+/// What is counted of the requests that name one model.
+#[derive(Debug, Default)]
+pub(super) struct ModelMetrics {
+    pub(super) requests: Counter,
+    pub(super) tokens: ByLabel<TokenKind, Counter>,
 }
 
 /// What is counted of a pool that takes whole connections.
@@ -57,7 +65,7 @@ impl PoolMetrics {
             gateway,
             requests: ByLabel::default(),
             models: RwLock::default(),
-            other_models: Counter::default(),
+            other_models: ModelMetrics::default(),
             rejected: ByLabel::default(),
             limited: ByLabel::default(),
             retries: Counter::default(),
@@ -66,6 +74,7 @@ impl PoolMetrics {
             ttft: Histogram::new(TTFT),
             tpot: Histogram::new(TPOT),
             prompt_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             request_prompt_tokens: Histogram::new(powers_of_two(3, 20)),
             request_generation_tokens: Histogram::new(powers_of_two(0, 17)),
@@ -91,7 +100,23 @@ impl PoolMetrics {
 
     /// Counts a request by the model that it named.
     pub fn requested(&self, model: &str) {
-        self.models.read().get(model).unwrap_or(&self.other_models).inc();
+        let models = self.models.read();
+        models.get(model).map_or(&self.other_models, |own| own).requests.inc();
+    }
+
+    /// Counts the tokens of a request by the model that it named.
+    pub fn used(&self, model: &str, record: &Record) {
+        let models = self.models.read();
+        let tokens = &models.get(model).map_or(&self.other_models, |own| own).tokens;
+        for (kind, count) in [
+            (TokenKind::Prompt, record.prompt_tokens),
+            (TokenKind::Cached, record.cached_tokens),
+            (TokenKind::Generated, record.completion_tokens),
+        ] {
+            if let Some((counter, count)) = tokens.get(kind).zip(count) {
+                counter.inc_by(count);
+            }
+        }
     }
 
     /// Counts a request that was refused as the model's own limit was used up.
@@ -134,6 +159,9 @@ impl PoolMetrics {
         if let Some(tokens) = record.prompt_tokens {
             self.prompt_tokens.inc_by(tokens);
             self.request_prompt_tokens.observe(tokens as f64);
+        }
+        if let Some(tokens) = record.cached_tokens {
+            self.cached_tokens.inc_by(tokens);
         }
         if let Some(tokens) = record.completion_tokens {
             self.generation_tokens.inc_by(tokens);

@@ -27,6 +27,8 @@ pub struct Record {
     pub decode: Option<Duration>,
     /// Prompt tokens, as the pod counted them.
     pub prompt_tokens: Option<u64>,
+    /// Prompt tokens that were in the pod's prefix cache, as it counted them.
+    pub cached_tokens: Option<u64>,
     /// Tokens generated, as the pod counted them.
     pub completion_tokens: Option<u64>,
     /// Time that the gateway itself added; `None` when no pod answered.

@@ -22,6 +22,7 @@ pub(super) fn record(outcome: Outcome) -> Record {
         ttft: None,
         decode: None,
         prompt_tokens: None,
+        cached_tokens: None,
         completion_tokens: None,
         overhead: None,
         retries: 0,
@@ -36,6 +37,7 @@ fn a_finished_request_is_counted_at_every_level() {
         ttft: Some(Duration::from_millis(90)),
         decode: Some(Duration::from_millis(600)),
         prompt_tokens: Some(1000),
+        cached_tokens: Some(640),
         completion_tokens: Some(61),
         overhead: Some(Duration::from_micros(15)),
         retries: 2,
@@ -51,6 +53,7 @@ fn a_finished_request_is_counted_at_every_level() {
         "sluice_pool_time_to_first_token_seconds_bucket{pool=\"chat\",le=\"0.1\"} 1",
         "sluice_pool_time_per_output_token_seconds_sum{pool=\"chat\"} 0.01",
         "sluice_pool_prompt_tokens_total{pool=\"chat\"} 1000",
+        "sluice_pool_cached_prompt_tokens_total{pool=\"chat\"} 640",
         "sluice_pool_generation_tokens_total{pool=\"chat\"} 61",
         "sluice_pool_request_generation_tokens_bucket{pool=\"chat\",le=\"64\"} 1",
         "sluice_gateway_overhead_seconds_bucket{le=\"1e-05\"} 0",
@@ -182,6 +185,11 @@ fn only_configured_models_are_named() {
     for model in ["llama", "sql-lora", "llama", "made\"up\n", "made up too"] {
         pool.requested(model);
     }
+    pool.used(
+        "llama",
+        &Record { prompt_tokens: Some(9), cached_tokens: Some(4), ..record(Outcome::Ok) },
+    );
+    pool.used("made up", &Record { completion_tokens: Some(8), ..record(Outcome::Ok) });
     pool.set_models(["llama"]);
     let page = metrics.encode(Format::Text).unwrap();
     let lines = page.lines().filter(|line| line.starts_with("sluice_pool_model_requests_total{"));
@@ -190,6 +198,18 @@ fn only_configured_models_are_named() {
         [
             "sluice_pool_model_requests_total{pool=\"chat\",model=\"llama\"} 2",
             "sluice_pool_model_requests_total{pool=\"chat\",model=\"other\"} 2",
+        ]
+    );
+    let lines = page.lines().filter_map(|line| line.strip_prefix("sluice_pool_model_tokens_total"));
+    assert_eq!(
+        lines.collect::<Vec<_>>(),
+        [
+            "{pool=\"chat\",model=\"llama\",kind=\"prompt\"} 9",
+            "{pool=\"chat\",model=\"llama\",kind=\"cached\"} 4",
+            "{pool=\"chat\",model=\"llama\",kind=\"generated\"} 0",
+            "{pool=\"chat\",model=\"other\",kind=\"prompt\"} 0",
+            "{pool=\"chat\",model=\"other\",kind=\"cached\"} 0",
+            "{pool=\"chat\",model=\"other\",kind=\"generated\"} 8",
         ]
     );
 }

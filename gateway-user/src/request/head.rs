@@ -403,7 +403,8 @@ const HOP_BY_HOP: [&str; 8] = [
 ];
 
 /// The gateway answers or sets these itself.
-const WRITTEN_ANEW: [&str; 4] = ["content-length", "expect", "trailer", "x-request-id"];
+const WRITTEN_ANEW: [&str; 5] =
+    ["accept-encoding", "content-length", "expect", "trailer", "x-request-id"];
 
 /// Headers in one message; the openai SDKs send about 20. 40 bytes of stack each while parsing.
 pub(crate) const MAX_HEADERS: usize = 128;
