@@ -1,6 +1,9 @@
 //! A client's connection: one request after the other, each through the phases of the crate's front
 //! page.
 
+mod realtime;
+mod stored;
+
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -8,20 +11,23 @@ use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
 
+use crate::account::log::Asked;
 use crate::account::{self, Exchanged};
-use crate::auth::{self, Caller};
+use crate::auth;
 use crate::client::{Client, Stream};
 use crate::direct::Exclusive;
 use crate::error::{Refusal, local_response};
 use crate::flow::head::ClientSide;
-use crate::flow::{self, Request};
+use crate::flow::{self, Pin, Request};
 use crate::gateway::{Admission, RequestId};
 use crate::http2;
 use crate::listen::Worker;
 use crate::pool::Pool;
 use crate::request::body::{Body, Unread, read_body};
 use crate::request::head::{self, Head, Method};
-use crate::route::{self, Target};
+use crate::request::rewrite;
+use crate::responses::Found;
+use crate::route::{self, Deployment, Target};
 
 /// What a connection came in by.
 #[derive(Clone, Debug)]
@@ -144,7 +150,7 @@ async fn next_head(client: &mut Client, wait: Duration, worker: &Worker) -> Opti
             Err(refusal) => refusal,
         };
         let id = worker.request_id(None);
-        refuse(client, &refusal, &id, false, false, worker).await;
+        refuse(client, &refusal, &Asked::new(&id, None), false, false, worker).await;
         client.end(&worker.scratch, limits.stream_idle_timeout).await;
         return None;
     }
@@ -172,7 +178,7 @@ pub async fn answer(client: &mut Client, head: Result<Head, Refusal>, inlet: &In
         Ok(head) => request(client, head, inlet).await,
         Err(refusal) => {
             let id = worker.request_id(None);
-            refuse(client, &refusal, &id, false, false, worker).await
+            refuse(client, &refusal, &Asked::new(&id, None), false, false, worker).await
         }
     };
 }
@@ -180,12 +186,12 @@ pub async fn answer(client: &mut Client, head: Result<Head, Refusal>, inlet: &In
 /// One request. Returns whether the connection goes on.
 async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
     let Inlet { worker, exclusive, .. } = inlet;
-    let started = Instant::now();
     let id = worker.request_id(head.request_id.as_deref());
     let once = exclusive.as_ref().is_some_and(|exclusive| exclusive.once);
     let keep_alive = head.keep_alive && !worker.is_stopping() && !once;
     let pool = exclusive.as_ref().map(|exclusive| &exclusive.pool);
     let to_head = head.method == Method::Head;
+    let asked = Asked::new(&id, Some(&head.path));
     let path = head.path.trim_end_matches('/');
     // A load balancer asks without a key.
     let is_open = head.method != Method::Post && matches!(path, "/health" | "/ping");
@@ -196,19 +202,25 @@ async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
             // Its body is not worth reading.
             let close = refusal.close || head.body != head::BodyLength::Known(0);
             let refusal = Refusal { close, ..refusal };
-            return refuse(client, &refusal, &id, keep_alive, to_head, worker).await;
+            return refuse(client, &refusal, &asked, keep_alive, to_head, worker).await;
         }
     };
     let key = caller.as_ref().map(|caller| &*caller.key);
+    let asked = Asked { caller: caller.as_ref(), ..asked };
     match head.method {
         Method::Post if route::is_control(path) => {
             let refusal = Refusal { close: true, ..unknown_path(&head) };
-            refuse(client, &refusal, &id, false, false, worker).await
+            refuse(client, &refusal, &asked, false, false, worker).await
         }
-        Method::Post => {
-            let caller = caller.as_ref();
-            inference(client, head, &id, keep_alive, started, (pool, caller), worker).await
+        Method::Get if path == realtime::PATH => {
+            realtime::exchange(client, &head, asked, pool, worker).await
         }
+        Method::Get | Method::Head | Method::Post
+            if head.body == head::BodyLength::Known(0) && route::response_id(path).is_some() =>
+        {
+            stored::exchange(client, &head, asked, keep_alive, pool, worker).await
+        }
+        Method::Post => inference(client, &head, asked, keep_alive, pool, worker).await,
         Method::Get | Method::Head => {
             let answer = match path {
                 "/v1/models" => Ok(worker.gateway.models_page(pool, key)),
@@ -234,7 +246,7 @@ async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
                     );
                     answer_locally(client, &response, keep_alive).await
                 }
-                Err(refusal) => refuse(client, &refusal, &id, keep_alive, to_head, worker).await,
+                Err(refusal) => refuse(client, &refusal, &asked, keep_alive, to_head, worker).await,
             }
         }
         Method::Other => {
@@ -246,7 +258,7 @@ async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
                     "Only GET, HEAD and POST are served here.",
                 )
             };
-            refuse(client, &refusal, &id, keep_alive, false, worker).await
+            refuse(client, &refusal, &asked, keep_alive, false, worker).await
         }
     }
 }
@@ -254,78 +266,118 @@ async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
 /// A POST: body, model, pool, pod, answer, account.
 async fn inference(
     client: &mut Client,
-    head: Head,
-    id: &RequestId,
+    head: &Head,
+    asked: Asked<'_>,
     keep_alive: bool,
-    started: Instant,
-    (pool, caller): (Option<&Arc<Pool>>, Option<&Caller>),
+    pool: Option<&Arc<Pool>>,
     worker: &Worker,
 ) -> bool {
     let routes = worker.gateway.routes();
+    let deployment = Deployment::of(&head.path);
+    let named = deployment.as_ref().map(|deployment| &*deployment.model);
     // A pool that would send the request away, whatever is in its body.
     let full = |model: Option<&str>| {
         let refuses = |of: &&Arc<Pool>| of.refuses(Instant::now());
-        match (pool, model) {
+        match (pool, model.or(named)) {
             (Some(pool), _) => Some(pool).filter(refuses).cloned(),
             (None, Some(model)) => {
                 routes.find(model).map(|target| &target.pool).filter(refuses).cloned()
             }
             // Where there is one pool only, it is that one's or nobody's.
-            (None, None) => match worker.gateway.pools.as_slice() {
-                [only] => Some(only).filter(refuses).cloned(),
-                _ => None,
-            },
+            (None, None) => worker.gateway.only_pool().filter(refuses).cloned(),
         }
     };
-    let read = read_body(client, &head, worker, full).await;
-    let Body { bytes, decoded, fields, reserved } = match read {
+    let read = read_body(client, head, worker, full).await;
+    let Body { mut bytes, mut decoded, fields, reserved } = match read {
         Ok(Some(body)) => body,
         // The client left, or was too slow to be told so.
         Ok(None) => return false,
         Err(Unread::Refused(refusal)) => {
-            return refuse(client, &refusal, id, keep_alive, false, worker).await;
+            return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
         }
         Err(Unread::Useless(pool)) => {
-            let side = ClientSide::new(&head, false, id);
+            let side = ClientSide::new(head, false, asked.id);
             let exchange = flow::turn_away(&pool, side, client, worker).await;
             let ready = Instant::now();
-            let (pool, model, admitted) = (&pool, None, None);
-            let done = Exchanged { exchange, pool, model, id, caller, admitted, started, ready };
-            account::finish(done, worker);
+            let (pool, admitted) = (&pool, None);
+            account::finish(Exchanged { exchange, pool, asked, admitted, ready }, worker);
             return false;
         }
     };
     let ready = Instant::now();
-    let whole = pool.map(|pool| Target { pool: Arc::clone(pool), adapter: None });
-    let (model, target) = match (fields.model.as_deref(), &whole) {
+    let asked = Asked { model: fields.model.as_deref().or(named), body: bytes.len(), ..asked };
+    if let (Some(own), Some(named)) = (fields.model.as_deref(), named)
+        && own != named
+    {
+        let refusal = Refusal::bad_field(
+            "model",
+            "invalid_model",
+            "`model` in the body is not the deployment in the path. Leave one of them out.",
+        );
+        return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
+    }
+    let only = worker.gateway.only_pool().filter(|_| route::needs_no_model(&head.path));
+    let whole = pool.or(only.filter(|_| asked.model.is_none()));
+    let whole = whole.map(|pool| Target { pool: Arc::clone(pool), adapter: None });
+    let (model, target) = match (asked.model, &whole) {
         // The pod itself says what it thinks of the name, as it does of whole connections.
         (model, Some(target)) => (model.unwrap_or(&target.pool.model), target),
         (Some(model), None) => match routes.find(model) {
             Some(target) => (model, target),
             None => {
                 let refusal = Refusal::model_not_found(model);
-                return refuse(client, &refusal, id, keep_alive, false, worker).await;
+                return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
             }
         },
         (None, None) => {
             let refusal = Refusal::model_missing();
-            return refuse(client, &refusal, id, keep_alive, false, worker).await;
+            return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
         }
     };
     let adapter = target.adapter.as_deref();
+    let asked = Asked { model: Some(model), adapter, ..asked };
     let readable = decoded.as_deref().unwrap_or(&bytes);
     let prompt = target.pool.read_prompt(readable, &fields.prompt, adapter);
+    let is_json = rewrite::is_json(readable);
+    let unnamed = deployment.is_some() && fields.model.is_none() && is_json;
+    let strips_usage = worker.gateway.config.include_usage
+        && fields.stream
+        && fields.include_usage != Some(true)
+        && route::streams_usage(&head.path)
+        && is_json;
+    let mut forward = head.forward.clone();
+    if let Some(plain) = decoded.take_if(|_| unnamed || strips_usage) {
+        bytes = plain;
+        rewrite::without(&mut forward, "content-encoding");
+    }
     drop(decoded);
+    let previous = fields.previous_response.as_deref();
+    let pin = match previous.map(|id| worker.gateway.responses.find(id, asked.owner().as_deref())) {
+        Some(Found::Others) => {
+            let refusal = Refusal::response_not_found(previous.unwrap_or_default());
+            return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
+        }
+        Some(Found::At(pod)) => Some(Pin { pod, is_strict: false }),
+        Some(Found::Nowhere) | None => None,
+    };
     let (most, now) = (fields.max_tokens, Instant::now());
-    let admitted = match auth::permit(caller, model, target, prompt.tokens, most, now) {
+    let admitted = match auth::permit(asked.caller, model, target, prompt.tokens, most, now) {
         Ok(admitted) => admitted,
-        Err(refusal) => return refuse(client, &refusal, id, keep_alive, false, worker).await,
+        Err(refusal) => return refuse(client, &refusal, &asked, keep_alive, false, worker).await,
     };
     let limits = admitted.headers().to_owned();
-    let side = ClientSide { limits: &limits, ..ClientSide::new(&head, keep_alive, id) };
-    let mut forward = head.forward;
+    let side = ClientSide { limits: &limits, ..ClientSide::new(head, keep_alive, asked.id) };
+    if strips_usage {
+        rewrite::ask_for_usage(&mut bytes, &fields);
+    }
+    if unnamed {
+        rewrite::name_model(&mut bytes, model);
+    }
+    if let Some(deployment) = &deployment {
+        rewrite::target(&mut forward, &deployment.path);
+    }
     forward.extend(worker.gateway.auth.for_pod(&head.credentials, &target.pool));
-    finish_head(&mut forward, bytes.len(), id);
+    finish_head(&mut forward, bytes.len(), asked.id);
     let request = Request {
         head: forward,
         body: bytes,
@@ -335,7 +387,13 @@ async fn inference(
         session: head.session.as_deref(),
         max_tokens: fields.max_tokens,
         stream: fields.stream,
-        for_kernel: client.stream.for_kernel().is_ok(),
+        pin,
+        owner: asked.owner(),
+        is_stored: head.path.trim_end_matches('/').ends_with("/responses"),
+        is_again: false,
+        strips_usage,
+        for_kernel: client.stream.for_kernel().is_ok() && !strips_usage,
+        upgrades: false,
         to_head: false,
         side,
     };
@@ -344,9 +402,8 @@ async fn inference(
     let exchange = flow::exchange(request, &target.pool, client, worker).await;
     client.answering = false;
     let keep_alive = exchange.keep_alive;
-    let (pool, model, admitted) = (&target.pool, Some(model), Some(admitted));
-    let done = Exchanged { exchange, pool, model, id, caller, admitted, started, ready };
-    account::finish(done, worker);
+    let (pool, admitted) = (&target.pool, Some(admitted));
+    account::finish(Exchanged { exchange, pool, asked, admitted, ready }, worker);
     keep_alive
 }
 
@@ -373,21 +430,24 @@ fn unknown_path(head: &Head) -> Refusal {
 async fn refuse(
     client: &mut Client,
     refusal: &Refusal,
-    id: &RequestId,
+    asked: &Asked<'_>,
     keep_alive: bool,
     to_head: bool,
     worker: &Worker,
 ) -> bool {
     debug!(
-        id = &**id,
+        id = &**asked.id,
         status = refusal.status,
         code = refusal.code,
         "refused: {}",
         refusal.message
     );
     worker.gateway.counted.refused(refusal.reason());
+    if worker.gateway.config.access_log {
+        account::log::refused(asked, refusal);
+    }
     let keep_alive = keep_alive && !refusal.close;
-    let response = refusal.response(id, keep_alive, to_head);
+    let response = refusal.response(asked.id, keep_alive, to_head);
     answer_locally(client, &response, keep_alive).await
 }
 

@@ -165,6 +165,18 @@ impl Refusal {
         )
     }
 
+    /// 404: nobody knows which pod has the response.
+    pub fn response_not_found(id: &str) -> Self {
+        let shown: String = id.chars().take(MODEL_SHOWN).collect();
+        Self::client(
+            404,
+            "response_not_found",
+            format!(
+                "The response `{shown}` is not known here: it is too old, or was made before the gateway started."
+            ),
+        )
+    }
+
     /// 429: every pod of the pool is full.
     pub fn saturated(pool: &str, retry_after: Duration) -> Self {
         Self {

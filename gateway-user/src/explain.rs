@@ -98,6 +98,7 @@ impl Explained {
             max_tokens: fields.max_tokens,
             stream: fields.stream,
             tried: &[],
+            only: None,
         };
         let pods = lines(to.pool.explain(ask, Instant::now()));
         let near = to.pool.near();

@@ -18,6 +18,7 @@ use crate::flow::path::Paths;
 use crate::limit::addresses::{self, Addresses};
 use crate::metrics::{Build, Format, GatewayMetrics, Metrics, PodSample};
 use crate::pool::{Member, Pool};
+use crate::responses::Responses;
 use crate::route::Routes;
 
 /// The daemon's shared state.
@@ -35,6 +36,8 @@ pub struct Gateway {
     pub counted: Arc<GatewayMetrics>,
     /// Who may send requests.
     pub auth: Auth,
+    /// Which pod has which response.
+    pub responses: Responses,
     /// When the daemon started.
     pub started: Instant,
     routes: ArcSwap<Routes>,
@@ -102,6 +105,7 @@ impl Gateway {
             auth: Auth::new(config_auth.as_ref(), &metrics),
             counted: metrics.gateway(),
             metrics,
+            responses: Responses::default(),
             started: Instant::now(),
             body_memory: Arc::default(),
             connections: AtomicUsize::new(0),
@@ -128,6 +132,14 @@ impl Gateway {
             pool.metrics.set_models(names.map(|(name, _)| name));
         }
         self.routes.store(Arc::new(routes));
+    }
+
+    /// The pool, where there is one only.
+    pub fn only_pool(&self) -> Option<&Arc<Pool>> {
+        match self.pools.as_slice() {
+            [only] => Some(only),
+            _ => None,
+        }
     }
 
     /// A share, empty yet, of the memory for request bodies.

@@ -13,7 +13,7 @@
 //! Beside it: [`config`], [`observe`] (what pods say of themselves), [`watch`] (into the pools), [`publish`] (into the
 //! kernel), [`direct`] (whole connections to pods of this host), [`exchange`] (with other gateways), [`metrics`], [`admin`], [`status`] and [`explain`] (for operators), [`run`] (start and stop), [`takeover`] (from one daemon to
 //! the next), [`cli`]. [`kernel`] is the only
-//! module that names aya. [`gateway`] is what all parts share, [`client`] the client's socket, [`error`] what a
+//! module that names aya. [`gateway`] is what all parts share, [`responses`] which pod has which stored response, [`client`] the client's socket, [`error`] what a
 //! client is told.
 
 #![deny(unsafe_code)]
@@ -42,6 +42,7 @@ pub mod observe;
 pub mod pool;
 pub mod publish;
 pub mod request;
+pub mod responses;
 pub mod route;
 pub mod run;
 pub mod schedule;

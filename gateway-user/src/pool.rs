@@ -97,6 +97,8 @@ pub struct Ask<'a> {
     pub stream: bool,
     /// Pods where it has failed already.
     pub tried: &'a [PodId],
+    /// The one pod that can serve it, if there is only one.
+    pub only: Option<PodId>,
 }
 
 /// A pod as `/status` and the published scores show it.

@@ -81,6 +81,61 @@ pub fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
+/// What a path of Azure's form, `/openai/deployments/NAME/...`, names: a model, and the path that pods know it by.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Deployment {
+    /// The model.
+    pub model: String,
+    /// The path without it.
+    pub path: String,
+}
+
+impl Deployment {
+    /// Of a path that has this form.
+    pub fn of(path: &str) -> Option<Self> {
+        let (name, rest) = path.strip_prefix("/openai/deployments/")?.split_once('/')?;
+        let named = !name.is_empty() && !rest.is_empty();
+        named.then(|| Self { model: unescape(name), path: format!("/v1/{rest}") })
+    }
+}
+
+/// The model that a query names, `model=NAME`, if it names one and only one.
+pub fn model_in_query(query: &str) -> Option<String> {
+    let mut models = query.split('&').filter_map(|pair| pair.strip_prefix("model="));
+    let (Some(model), None) = (models.next(), models.next()) else { return None };
+    Some(unescape(model)).filter(|model| !model.is_empty())
+}
+
+/// The id in a path about one response, `/v1/responses/ID...`.
+pub fn response_id(path: &str) -> Option<&str> {
+    let id = path.strip_prefix("/v1/responses/")?.split('/').next()?;
+    Some(id).filter(|id| !id.is_empty())
+}
+
+/// Whether requests to a path need not name a model, as servers of one model do not ask for it: SGLang's and TGI's own
+/// interfaces, and tokenizers.
+pub fn needs_no_model(path: &str) -> bool {
+    MODELLESS.contains(&path.trim_end_matches('/'))
+}
+
+/// Whether a path is one of chat or completions, whose streams tell their usage when asked.
+pub fn streams_usage(path: &str) -> bool {
+    let path = path.trim_end_matches('/');
+    path.ends_with("/chat/completions") || path.ends_with("/completions")
+}
+
+/// Paths of requests that need no model.
+const MODELLESS: [&str; 8] = [
+    "",
+    "/chat_tokenize",
+    "/detokenize",
+    "/encode",
+    "/generate",
+    "/generate_stream",
+    "/invocations",
+    "/tokenize",
+];
+
 /// Whether a path steers a model server rather than asking it something: loading adapters, sleeping, clearing
 /// caches. Clients of the gateway have no business there, whatever `model` they name.
 pub fn is_control(path: &str) -> bool {
@@ -129,6 +184,50 @@ mod tests {
         }
         for path in ["/v1/chat/completions", "/", "", "/v1/sleep/completions", "/v1/responses"] {
             assert!(!is_control(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn deployments() {
+        let of = |path| Deployment::of(path).map(|found| (found.model, found.path));
+        for (path, expected) in [
+            ("/openai/deployments/gpt/chat/completions", Some(("gpt", "/v1/chat/completions"))),
+            ("/openai/deployments/meta%2FLlama/embeddings", Some(("meta/Llama", "/v1/embeddings"))),
+            ("/openai/deployments//embeddings", None),
+            ("/openai/deployments/gpt/", None),
+            ("/openai/deployments/gpt", None),
+            ("/v1/openai/deployments/gpt/embeddings", None),
+        ] {
+            let expected = expected.map(|(model, path): (&str, &str)| (model.into(), path.into()));
+            assert_eq!(of(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn models_in_queries() {
+        for (query, model) in [
+            ("model=a", Some("a")),
+            ("x=1&model=org%2Fa&y", Some("org/a")),
+            ("model=a&model=b", None),
+            ("model=a&model=a", None),
+            ("model=", None),
+            ("xmodel=a", None),
+            ("", None),
+        ] {
+            assert_eq!(model_in_query(query).as_deref(), model, "{query}");
+        }
+    }
+
+    #[test]
+    fn ids_in_paths() {
+        for (path, id) in [
+            ("/v1/responses/resp_1", Some("resp_1")),
+            ("/v1/responses/resp_1/cancel", Some("resp_1")),
+            ("/v1/responses/", None),
+            ("/v1/responses", None),
+            ("/v1/models/resp_1", None),
+        ] {
+            assert_eq!(response_id(path), id, "{path}");
         }
     }
 

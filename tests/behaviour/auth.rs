@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gateway_user::auth::keys::hex;
 use serde_json::json;
@@ -282,6 +282,72 @@ fn a_key_is_for_its_models() {
     assert_eq!(gateway.metric("sluice_gateway_refused_total{reason=\"forbidden\"}"), Some(7.0));
 }
 
+// Its id is known to who made it, but an id is no credential.
+#[test]
+fn a_stored_response_is_for_the_key_that_made_it() {
+    let folder = Folder::new();
+    let keys = folder.keys(&[("alice", "sk-a", ""), ("bob", "sk-b", "")]);
+    let own = format!("    apiKeyFile: {}", folder.write("pods.key", "sk-pods\n").display());
+    let pods = [RawPod::start()];
+    let gateway = Gateway::start(&plan(&pods).spec(&keys).scheduler(&own));
+    let mut client = Client::connect(gateway.address);
+    let made = json!({"model": "base", "input": "x"});
+    client.post_with("/v1/responses", "x-api-key: sk-a\r\n", &made);
+    let mut taken = pods[0].take();
+    taken.send(answer(200, "", "{\"id\":\"resp_1\"}"));
+    taken.keep();
+    assert_eq!(client.response().status, 200);
+    let get = |key: &str| {
+        format!("GET /v1/responses/resp_1 HTTP/1.1\r\nhost: g\r\nx-api-key: {key}\r\n\r\n")
+    };
+    client.send(get("sk-a"));
+    let mut taken = pods[0].take();
+    assert_eq!(taken.header("authorization"), Some("Bearer sk-pods"));
+    assert_eq!(taken.header("x-api-key"), None);
+    taken.send(answer(200, "", "{\"id\":\"resp_1\"}"));
+    taken.keep();
+    assert_eq!(client.response().status, 200);
+    client.send(get("sk-b"));
+    client.response().assert_error(404, "response_not_found", None);
+    client.send(get("sk-b").replace("resp_1", "resp_2"));
+    client.response().assert_error(404, "response_not_found", None);
+    let goes_on = json!({"model": "base", "input": "x", "previous_response_id": "resp_1"});
+    client.post_with("/v1/responses", "x-api-key: sk-b\r\n", &goes_on);
+    client.response().assert_error(404, "response_not_found", None);
+    assert!(pods[0].take_within(Duration::ZERO).is_none());
+}
+
+#[test]
+fn a_websocket_asks_for_a_key_like_all_else() {
+    let folder = Folder::new();
+    let keys = folder.keys(&[("alice", "sk-a", ""), ("bob", "sk-b", ", models: [other]")]);
+    let own = format!("    apiKeyFile: {}", folder.write("pods.key", "sk-pods\n").display());
+    let pods = [RawPod::start()];
+    let gateway = Gateway::start(&plan(&pods).spec(&keys).scheduler(&own));
+    let switch = |lines: &str| {
+        let mut client = Client::connect(gateway.address);
+        client.send(format!(
+            "GET /v1/realtime?model=base HTTP/1.1\r\nhost: g\r\nconnection: upgrade\r\n\
+             upgrade: websocket\r\n{lines}\r\n"
+        ));
+        client
+    };
+    switch("").response().assert_error(401, "invalid_api_key", None);
+    switch("x-api-key: sk-b\r\n").response().assert_error(403, "model_not_allowed", Some("model"));
+    assert!(pods[0].take_within(Duration::ZERO).is_none());
+    let mut client = switch("x-api-key: sk-a\r\n");
+    let mut taken = pods[0].take();
+    assert_eq!(taken.header("authorization"), Some("Bearer sk-pods"));
+    assert_eq!(taken.header("x-api-key"), None);
+    taken.send(
+        "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+    );
+    assert_eq!(client.head().status, 101);
+    gateway.wait_metric("sluice_key_requests_in_flight{key=\"alice\"}", 1.0);
+    drop((client, taken));
+    gateway.wait_metric("sluice_key_requests_in_flight{key=\"alice\"}", 0.0);
+}
+
 #[test]
 fn the_log_and_the_metrics_have_the_name_and_never_the_key() {
     let pods = Server::start_all(vec![Options::default()]).unwrap();
@@ -301,7 +367,7 @@ fn the_log_and_the_metrics_have_the_name_and_never_the_key() {
     gateway.wait_metric("sluice_key_requests_in_flight{key=\"alice\"}", 0.0);
     let log = gateway.log();
     assert!(
-        log.lines().any(|line| line.contains("access") && line.contains("key=\"alice\"")),
+        log.lines().any(|line| line.contains("\"access\"") && line.contains("\"key\":\"alice\"")),
         "{log}"
     );
     for page in [log, gateway.get("/metrics").unwrap(), gateway.status().to_string()] {

@@ -9,6 +9,7 @@
     reason = "helpers of tests fail by panic as tests do"
 )]
 
+mod access;
 mod adapters;
 mod affinity;
 mod auth;
@@ -38,6 +39,7 @@ mod models;
 mod outages;
 mod prefixes;
 mod rates;
+mod realtime;
 mod recorder;
 mod relay;
 mod requests;
@@ -46,6 +48,7 @@ mod signals;
 mod smuggling;
 mod steer;
 mod streams;
+mod surface;
 mod takeover;
 mod tls;
 mod upstream;

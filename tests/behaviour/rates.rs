@@ -172,6 +172,7 @@ fn requests_at_once_at_the_cap_and_one_more() {
     // One ends well, one because its client leaves; both places are free again.
     let (mut client, mut taken) = clients.pop().unwrap();
     taken.send(answer(200, "", "{}"));
+    taken.keep();
     assert_eq!(client.response().status, 200);
     let (client, taken) = clients.pop().unwrap();
     drop(client);

@@ -323,7 +323,7 @@ fn secure(authority: &Authority, pods: &[ScriptPod]) -> Plan {
     https(plan).spec(&Identity::spec(&[&identity]))
 }
 
-fn secure_raw(authority: &Authority, pod: &RawPod) -> Plan {
+pub(crate) fn secure_raw(authority: &Authority, pod: &RawPod) -> Plan {
     let identity = authority.issue("server", &["127.0.0.1"]);
     https(plan(std::slice::from_ref(pod))).spec(&Identity::spec(&[&identity]))
 }

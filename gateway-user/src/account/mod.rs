@@ -1,20 +1,18 @@
 //! What is left of a request when it is over: counts, times, and what was learned of the pod.
 
+pub mod log;
 pub mod tail;
 pub mod usage;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::info;
 
-use crate::auth::Caller;
+use crate::account::log::Asked;
 use crate::flow::Exchange;
-use crate::gateway::RequestId;
 use crate::limit::Admitted;
 use crate::listen::Worker;
-use crate::metrics::{Label as _, Record};
+use crate::metrics::Record;
 use crate::pool::Pool;
 
 /// A request that is over.
@@ -24,23 +22,18 @@ pub struct Exchanged<'a> {
     pub exchange: Exchange,
     /// The pool that it was for.
     pub pool: &'a Arc<Pool>,
-    /// The model that it named, if its body was read.
-    pub model: Option<&'a str>,
-    /// Its id.
-    pub id: &'a RequestId,
-    /// Who sent it, where that is asked.
-    pub caller: Option<&'a Caller>,
+    /// What was asked.
+    pub asked: Asked<'a>,
     /// What was taken of its limits; none if it was sent away before.
     pub admitted: Option<Admitted>,
-    /// When its head was complete.
-    pub started: Instant,
     /// When its body was complete.
     pub ready: Instant,
 }
 
 /// Counts a request. Called exactly once for each that reached a pool.
 pub fn finish(done: Exchanged<'_>, worker: &Worker) {
-    let Exchanged { exchange, pool, model, id, caller, admitted, started, ready } = done;
+    let Exchanged { exchange, pool, asked, admitted, ready } = done;
+    let started = asked.started;
     let now = Instant::now();
     let usage = exchange.tail.usage();
     // Without usage, a chunk of a stream stands for a token. A stream that is not chunked tells
@@ -81,33 +74,14 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
     if let Some(admitted) = admitted {
         admitted.settle_by(&record);
     }
-    if let Some(caller) = caller {
+    if let Some(caller) = asked.caller {
         let metrics = &caller.key.metrics;
         metrics.finished(record.outcome, record.prompt_tokens, record.completion_tokens);
     }
-    if let Some(model) = model {
+    if let Some(model) = asked.model {
         pool.metrics.used(model, &record);
     }
     if worker.gateway.config.access_log {
-        info!(
-            target: "access",
-            id = &**id,
-            key = caller.map(|caller| &*caller.key.name),
-            subject = caller.and_then(|caller| caller.subject.as_deref()),
-            pool = &*pool.name,
-            pod = exchange.pod.as_ref().map(|pod| &*pod.name),
-            status = record.status,
-            outcome = record.outcome.as_str(),
-            retries = record.retries,
-            duration_ms = millis(record.duration),
-            ttft_ms = record.ttft.map(millis),
-            prompt_tokens = record.prompt_tokens,
-            completion_tokens = record.completion_tokens,
-        );
+        log::finished(&asked, &exchange, pool, &usage, &record);
     }
-}
-
-/// Milliseconds, to the microsecond.
-fn millis(duration: Duration) -> f64 {
-    duration.as_micros() as f64 / 1e3
 }

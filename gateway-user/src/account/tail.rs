@@ -48,6 +48,11 @@ impl Tail {
         self.skipped = true;
     }
 
+    /// The answer's id.
+    pub fn id(&self) -> Option<&str> {
+        self.reader.id()
+    }
+
     /// The token counts.
     pub fn usage(&self) -> Usage {
         let counts = self.reader.counts();

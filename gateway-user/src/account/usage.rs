@@ -7,6 +7,8 @@
 //!
 //! It holds no bytes but the last name, and never fails: what it cannot read, it does not count.
 
+use crate::responses::MAX_ID;
+
 /// What an engine says about the tokens of a request.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
@@ -42,9 +44,12 @@ pub struct Reader {
     /// Of each object that is open, the name whose value is being read.
     names: [Name; DEEPEST],
     state: State,
-    /// The last string, if it is short enough for a name that matters.
+    /// The last string, if it is short enough to matter.
     text: [u8; LONGEST],
     len: usize,
+    /// The string that is being read is the answer's id.
+    is_id: bool,
+    id: Option<Box<str>>,
 }
 
 /// Where in a line of a stream of events.
@@ -83,6 +88,7 @@ enum Name {
     Completion,
     Details,
     Generated,
+    Id,
     InputLength,
     Message,
     MetaInfo,
@@ -142,7 +148,14 @@ impl Reader {
             state: State::Between,
             text: [0; LONGEST],
             len: 0,
+            is_id: false,
+            id: None,
         }
+    }
+
+    /// The id that the answer has, or the response within its events.
+    pub fn id(&self) -> Option<&str> {
+        self.id.as_deref()
     }
 
     /// What has come so far.
@@ -219,7 +232,14 @@ impl Reader {
     fn byte(&mut self, byte: u8) {
         match self.state {
             State::Text => match byte {
-                b'"' => self.state = State::Named,
+                b'"' => {
+                    if std::mem::take(&mut self.is_id) {
+                        let text = self.text.get(..self.len);
+                        let text = text.and_then(|text| std::str::from_utf8(text).ok());
+                        self.id = text.map(Into::into);
+                    }
+                    self.state = State::Named;
+                }
                 b'\\' => {
                     // A name with an escape is none of those that engines write.
                     self.len = LONGEST + 1;
@@ -250,6 +270,14 @@ impl Reader {
             }
             State::Value if byte.is_ascii_digit() => {
                 self.state = State::Number(u64::from(byte - b'0'));
+            }
+            State::Value if byte == b'"' => {
+                self.is_id = self.id.is_none()
+                    && matches!(
+                        self.names.get(..self.depth),
+                        Some([Name::Id] | [Name::Message, Name::Id])
+                    );
+                self.structure(byte);
             }
             State::Named | State::Value if byte.is_ascii_whitespace() => {}
             State::Between | State::Named | State::Value => self.structure(byte),
@@ -311,6 +339,7 @@ impl Reader {
     }
 
     fn begin_event(&mut self) {
+        self.is_id = false;
         self.depth = 0;
         self.state = State::Between;
     }
@@ -370,6 +399,7 @@ fn name(text: &[u8]) -> Name {
         b"completion_tokens" | b"output_tokens" => Name::Completion,
         b"details" => Name::Details,
         b"generated_tokens" => Name::Generated,
+        b"id" => Name::Id,
         b"input_length" => Name::InputLength,
         b"message" | b"response" => Name::Message,
         b"meta_info" => Name::MetaInfo,
@@ -383,8 +413,8 @@ fn name(text: &[u8]) -> Name {
 /// What an event's payload begins with.
 const DATA: &[u8] = b"data:";
 
-/// The longest of the names in [`name`].
-const LONGEST: usize = "cache_creation_input_tokens".len();
+/// The longest string that is looked at: an id; the names in [`name`] are shorter.
+const LONGEST: usize = MAX_ID;
 
 /// The deepest count: that of cached tokens within a whole response within an event.
 const DEEPEST: usize = 4;

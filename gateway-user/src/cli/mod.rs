@@ -12,8 +12,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use tracing_subscriber::EnvFilter;
+use tracing::Metadata;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::fmt::layer;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
+use crate::account::log as access;
 use crate::config;
 use crate::run;
 
@@ -115,13 +121,17 @@ pub(crate) fn say(page: &str) -> ExitCode {
 
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let is_access = |metadata: &Metadata<'_>| metadata.target() == access::TARGET;
+    let log = layer()
         .with_writer(std::io::stderr)
         // A file or a journal would keep the escapes for colours.
         .with_ansi(std::io::stderr().is_terminal());
-    match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
+    let log = match format {
+        LogFormat::Text => log.boxed(),
+        LogFormat::Json => log.json().flatten_event(true).boxed(),
+    };
+    let log = log.with_filter(filter).with_filter(filter_fn(move |metadata| !is_access(metadata)));
+    let lines = layer().json().flatten_event(true).with_level(false).with_writer(std::io::stderr);
+    let lines = lines.with_filter(filter_fn(is_access));
+    tracing_subscriber::registry().with(log).with(lines).init();
 }

@@ -109,6 +109,7 @@ impl Builder<'_> {
             auth,
             workers: usize::try_from(spec.workers).unwrap_or(usize::MAX),
             access_log: spec.access_log,
+            include_usage: spec.include_usage,
             explain_header: spec.debug.explain_header,
         }
     }

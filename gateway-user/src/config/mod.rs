@@ -154,8 +154,10 @@ pub struct Config {
     pub auth: Option<Auth>,
     /// Worker threads; 0 is one for each core.
     pub workers: usize,
-    /// One log line for each request that reached a pool. Default: no.
+    /// One log line for each request that reached a pool or was refused. Default: no.
     pub access_log: bool,
+    /// Streams of clients that have not asked for usage are counted by the pods' usage all the same. Default: no.
+    pub include_usage: bool,
     /// Responses tell why their pod was picked. Default: no.
     pub explain_header: bool,
 }

@@ -59,6 +59,7 @@ impl Config {
             auth: self.auth.as_ref().map(auth::to_document),
             workers: count(self.workers),
             access_log: self.access_log,
+            include_usage: self.include_usage,
             debug: Debugging { explain_header: self.explain_header },
             schedulers: self.schedulers.iter().map(scheduler).collect(),
             profiles: (self.profiles.iter())

@@ -14,6 +14,7 @@ use crate::flow::carrier::{Carrier, Returned};
 use crate::flow::head::ClientSide;
 use crate::flow::path::Bytes;
 use crate::flow::send::{Begun, Watch};
+use crate::flow::strip::Strip;
 use crate::listen::Worker;
 use crate::metrics::Outcome;
 use crate::request::head::Version;
@@ -24,6 +25,8 @@ use crate::upstream::Upstream;
 pub struct To<'a> {
     /// How the client takes it.
     pub side: ClientSide<'a>,
+    /// The usage that the gateway has asked for is not for the client.
+    pub strips: bool,
     /// The client, watched.
     pub watch: Watch<'a>,
     /// Where it is written.
@@ -59,21 +62,27 @@ pub struct Delivered {
 /// Carries the whole answer to the client.
 pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Delivered {
     let Begun { head, body, framing, excess, tail, mut closed, received, .. } = begun;
-    let To { side, mut watch, writer, worker } = to;
+    let To { side, strips, mut watch, writer, worker } = to;
     let pause = worker.limits().stream_idle_timeout;
     let mut out = Vec::with_capacity(body.len() + 1024);
     let (raw, keep_alive) = head.write(side, &mut out);
-    if raw || !head.chunked {
-        out.extend_from_slice(&body);
-    } else {
-        // Held bytes are well formed: `begun` was made by running the same machine over them.
-        let _ = head.framing.clone().run(&body, |payload| out.extend_from_slice(payload));
+    let rewritten = head.chunked && (strips || !raw);
+    let mut rewrite =
+        rewritten.then(|| Rewrite { strip: strips.then(Strip::default), chunks: raw });
+    match &mut rewrite {
+        None => out.extend_from_slice(&body),
+        Some(rewrite) => {
+            let mut payload = Vec::new();
+            // Held bytes are well formed: `begun` was made by running the same machine over them.
+            let _ = head.framing.clone().run(&body, |piece| payload.extend_from_slice(piece));
+            out.append(&mut rewrite.take(payload, framing.is_done()));
+        }
     }
     let mut state = State {
         framing,
         tail,
         excess,
-        dechunk: head.chunked && !raw,
+        rewrite,
         bytes: Bytes { relayed: body.len() as u64, ..Bytes::default() },
         on_their_way: false,
         last_received: received,
@@ -218,11 +227,44 @@ struct State {
     tail: Tail,
     /// Bytes came behind the body's end.
     excess: bool,
-    dechunk: bool,
+    rewrite: Option<Rewrite>,
     bytes: Bytes,
     /// What was carried may not be in the client's socket yet: nothing must be written before it.
     on_their_way: bool,
     last_received: Instant,
+}
+
+/// How the payload of a chunked body goes to a client that does not get its bytes as they come.
+struct Rewrite {
+    strip: Option<Strip>,
+    /// In chunks of its own.
+    chunks: bool,
+}
+
+impl Rewrite {
+    /// What the client gets for the next payload. `done`: there is no more.
+    fn take(&mut self, mut payload: Vec<u8>, done: bool) -> Vec<u8> {
+        if let Some(strip) = &mut self.strip {
+            let whole = std::mem::take(&mut payload);
+            strip.push(&whole, &mut payload);
+            if done {
+                strip.finish(&mut payload);
+            }
+        }
+        if !self.chunks {
+            return payload;
+        }
+        let mut out = Vec::with_capacity(payload.len() + 32);
+        if !payload.is_empty() {
+            out.extend_from_slice(format!("{:x}\r\n", payload.len()).as_bytes());
+            out.append(&mut payload);
+            out.extend_from_slice(b"\r\n");
+        }
+        if done {
+            out.extend_from_slice(b"0\r\n\r\n");
+        }
+        out
+    }
 }
 
 impl State {
@@ -243,18 +285,24 @@ impl State {
     /// once.
     fn pass(&mut self, bytes: &[u8], writer: &Writer<'_>) -> Result<Vec<u8>, Outcome> {
         let mut payloads = Vec::new();
-        let Self { framing, tail, dechunk, .. } = self;
+        let Self { framing, tail, rewrite, .. } = self;
         let used = framing
             .run(bytes, |payload| {
                 tail.push(payload);
-                if *dechunk {
+                if rewrite.is_some() {
                     payloads.extend_from_slice(payload);
                 }
             })
             .map_err(|Malformed { .. }| Outcome::Aborted)?;
         self.excess |= used < bytes.len();
         self.bytes.relayed += used as u64;
-        let out = if self.dechunk { &payloads } else { bytes.get(..used).unwrap_or(bytes) };
+        if let Some(rewrite) = &mut self.rewrite {
+            payloads = rewrite.take(payloads, self.framing.is_done());
+        }
+        let out = match self.rewrite {
+            Some(_) => &payloads,
+            None => bytes.get(..used).unwrap_or(bytes),
+        };
         if out.is_empty() {
             return Ok(Vec::new());
         }

@@ -161,6 +161,14 @@ impl<'a> ClientSide<'a> {
 }
 
 impl ResponseHead {
+    /// Writes a head that switches the connection to WebSocket, with its empty line.
+    pub fn write_switch(&self, client: ClientSide<'_>, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.forward);
+        out.extend_from_slice(b"connection: Upgrade\r\nupgrade: websocket\r\nx-request-id: ");
+        out.extend_from_slice(client.request_id.as_bytes());
+        out.extend_from_slice(b"\r\n\r\n");
+    }
+
     /// Writes the head for the client, with its empty line. Returns whether the body's chunk framing goes
     /// to the client as well, and whether the client's connection goes on.
     pub fn write(&self, client: ClientSide<'_>, out: &mut Vec<u8>) -> (bool, bool) {

@@ -9,6 +9,8 @@ pub mod head;
 pub mod hold;
 pub mod path;
 pub mod send;
+pub mod strip;
+pub mod tunnel;
 
 use std::io;
 use std::sync::Arc;
@@ -28,10 +30,11 @@ use crate::flow::head::ClientSide;
 use crate::flow::hold::Trouble;
 use crate::flow::path::{Bytes, Plan, Response};
 use crate::flow::send::{Answer, Failure, Watch};
+use crate::flow::tunnel::{Tunnelled, tunnel};
 use crate::gateway::Memory;
 use crate::kernel;
 use crate::listen::Worker;
-use crate::metrics::{Outcome, Rejection};
+use crate::metrics::{Outcome, PathReason, Rejection};
 use crate::pool::{Answered, Ask, Place, Pod, PodId, Pool};
 use crate::request::head::Version;
 use crate::schedule::NoPod;
@@ -59,10 +62,31 @@ pub struct Request<'a> {
     pub stream: bool,
     /// The kernel could write to the client.
     pub for_kernel: bool,
+    /// The pod that it should go to.
+    pub pin: Option<Pin>,
+    /// Which pod has made the answer will matter to later requests that name it.
+    pub is_stored: bool,
+    /// Whose the answer is, where callers are told apart.
+    pub owner: Option<Box<str>>,
+    /// It is about an answer that was counted before, and not for a new one.
+    pub is_again: bool,
+    /// The gateway has asked for usage, and not the client.
+    pub strips_usage: bool,
+    /// It asks to switch to WebSocket.
+    pub upgrades: bool,
     /// It was a HEAD: the answer has no body.
     pub to_head: bool,
     /// How the client takes the answer.
     pub side: ClientSide<'a>,
+}
+
+/// The pod that has what a request is about.
+#[derive(Clone, Copy, Debug)]
+pub struct Pin {
+    /// The pod.
+    pub pod: PodId,
+    /// No other one can serve it.
+    pub is_strict: bool,
 }
 
 /// How an exchange went.
@@ -219,7 +243,14 @@ fn reserve(
     // Looked at a moment before: a request of another worker may come between, in rare cases.
     let explain = worker.gateway.config.explain_header;
     let seen = explain.then(|| explain::lines(pool.explain(ask, now)));
-    let place = pool.reserve(ask, now)?;
+    let place = match request.pin.filter(|pin| !tried.contains(&pin.pod)) {
+        Some(Pin { pod, is_strict }) => match pool.reserve(Ask { only: Some(pod), ..ask }, now) {
+            Err(_) if !is_strict => pool.reserve(ask, now)?,
+            place => place?,
+        },
+        None if request.pin.is_some_and(|pin| pin.is_strict) => return Err(NoPod::Exhausted),
+        None => pool.reserve(ask, now)?,
+    };
     let picked = Some((&*place.pod.name, place.score));
     let explained = seen.map(|seen| explain::header(&seen, picked, pool.near()));
     Ok((place, explained))
@@ -324,8 +355,15 @@ async fn pass(
 ) -> Exchange {
     // No other pod will need the body, and the answer may take minutes.
     let usage = request.usage();
-    let Request { side, head, body, reserved, prompt, .. } = request;
+    let Request { side, head, body, reserved, prompt, is_stored, owner, is_again, .. } = request;
+    let strips = request.strips_usage && answer.begun.head.chunked;
     drop((head, body, reserved));
+    let learn = |tail: &Tail| {
+        if let Some(id) = tail.id().filter(|_| is_stored) {
+            worker.gateway.responses.learn(id, place.pod.id, owner.clone());
+        }
+    };
+    learn(&answer.begun.tail);
     let prompt = Some(prompt).filter(|_| place.pod.wants_prompts());
     let Answer { mut upstream, begun, trouble, sent } = answer;
     let too_many = begun.head.status == 429 && !begun.head.retry_after;
@@ -337,6 +375,24 @@ async fn pass(
     };
     let (status, stream, first_received) =
         (begun.head.status, begun.head.event_stream, begun.received);
+    if status == 101 {
+        let tunnelled = tunnel(&begun, &mut upstream, side, client, worker).await;
+        let Tunnelled { outcome, received, first_written, last } = tunnelled;
+        if outcome != Outcome::Ok {
+            client.reset_on_close(outcome != Outcome::ClientGone);
+        }
+        let bytes = Bytes { relayed: received, ..Bytes::default() };
+        return Exchange {
+            status,
+            flow: Some((Plan::Relay(PathReason::Upgraded), bytes)),
+            queued,
+            sent: Some(sent),
+            first_received: Some(first_received),
+            first_written: Some(first_written),
+            last_received: Some(last),
+            ..Exchange::without_answer(outcome, Some(&place.pod), retries)
+        };
+    }
     if stream && trouble.is_none() {
         match begun.announces {
             true => place.unseen(),
@@ -345,7 +401,7 @@ async fn pass(
     }
     // What was wrong before the content has been counted.
     let was_fine = trouble.is_none();
-    let unchanged = !(begun.head.chunked && side.version == Version::Http10);
+    let unchanged = !(strips || begun.head.chunked && side.version == Version::Http10);
     let response = Response { event_stream: stream, unchanged };
     let Client { stream: socket, input, sent: counted, receiver, .. } = &mut *client;
     let link = upstream.link.as_ref().map_err(|reason| *reason);
@@ -358,7 +414,7 @@ async fn pass(
     }
     let (reader, writer) = socket.split(counted);
     let watch = Watch { reader, input, scratch: &worker.scratch };
-    let to = To { side, watch, writer, worker };
+    let to = To { side, strips, watch, writer, worker };
     let kernel = match (plan, receiver) {
         (Plan::Kernel(path), Some(receiver)) => {
             upstream.take_link().map(|link| (path, link, &*receiver))
@@ -374,7 +430,8 @@ async fn pass(
         }
         None => carry(begun, Relay { upstream }, to).await,
     };
-    let Delivered { mut outcome, keep_alive, reset, chunks, bytes, tail, .. } = delivered;
+    let Delivered { mut outcome, keep_alive, reset, chunks, bytes, mut tail, .. } = delivered;
+    learn(&tail);
     let Delivered { first_written, last_received, .. } = delivered;
     if let Some(upstream) = delivered.upstream {
         worker.upstreams.keep(place.pod.id, usage, upstream, Instant::now());
@@ -389,6 +446,9 @@ async fn pass(
     }
     if was_fine && matches!(outcome, Outcome::PodError | Outcome::Aborted | Outcome::TimedOut) {
         place.pod.failed();
+    }
+    if is_again {
+        tail = Tail::new(false);
     }
     let pod = Arc::clone(&place.pod);
     if was_fine && outcome == Outcome::Ok && status == 200 {
@@ -425,7 +485,7 @@ async fn pass(
 impl Request<'_> {
     fn ask<'a>(&'a self, tried: &'a [PodId]) -> Ask<'a> {
         let &Self { adapter, ref prompt, session, max_tokens, stream, .. } = self;
-        Ask { adapter, prompt, session, max_tokens, stream, tried }
+        Ask { adapter, prompt, session, max_tokens, stream, tried, only: None }
     }
 
     /// What its connection to a pod is for.

@@ -149,7 +149,7 @@ async fn attempt(
     if !early {
         place.sent(&request.prompt);
     }
-    let mut held = Held::new(request.to_head);
+    let mut held = Held::new(request.to_head, request.upgrades);
     let mut received = upstream.received;
     loop {
         let mut step = Ok(Verdict::Wait);
@@ -189,6 +189,8 @@ async fn attempt(
 #[derive(Debug)]
 struct Held {
     to_head: bool,
+    /// It may switch protocols.
+    upgrades: bool,
     head: Option<ResponseHead>,
     /// Before the head is complete: all bytes. Then: the body's, with framing.
     raw: Vec<u8>,
@@ -201,9 +203,10 @@ struct Held {
 }
 
 impl Held {
-    fn new(to_head: bool) -> Self {
+    fn new(to_head: bool, upgrades: bool) -> Self {
         Self {
             to_head,
+            upgrades,
             head: None,
             raw: Vec::new(),
             payload: Vec::new(),
@@ -239,6 +242,12 @@ impl Held {
             };
             let rest = self.raw.split_off(head.len);
             match head.status {
+                101 if self.upgrades => {
+                    self.head = Some(head);
+                    // Of the other protocol.
+                    self.raw = rest;
+                    return self.judge();
+                }
                 101 => return Err(Failure::Nonsense("it switched protocols unasked".into())),
                 // Interim: the real one follows.
                 100..=199 => self.raw = rest,

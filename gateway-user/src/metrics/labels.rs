@@ -179,6 +179,8 @@ labels! {
         Short = "short",
         /// The answer must be changed on its way.
         Rewritten = "rewritten",
+        /// It is no answer any more: the connection was switched to WebSocket.
+        Upgraded = "upgraded",
         /// The client reads too slowly.
         SlowClient = "slow_client",
         /// The kernel's tables are full.

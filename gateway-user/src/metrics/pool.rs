@@ -147,7 +147,8 @@ impl PoolMetrics {
             count(self.rejected.get(reason));
         }
         self.retries.inc_by(u64::from(record.retries));
-        if record.outcome == Outcome::Ok {
+        // A connection that was switched lasts as long as people talk.
+        if record.outcome == Outcome::Ok && record.status != 101 {
             self.duration.observe(record.duration.as_secs_f64());
         }
         if let Some(ttft) = record.ttft {

@@ -74,7 +74,8 @@ impl Entry {
             kv_tokens: self.kv_tokens,
             slots: self.slots,
             ready: self.ready(now),
-            tried: ask.tried.contains(&self.pod.id),
+            tried: ask.tried.contains(&self.pod.id)
+                || ask.only.is_some_and(|only| only != self.pod.id),
             in_flight: self.pod.in_flight(),
             signals: self.signals,
             age: self.observed.map(|at| now.saturating_duration_since(at)),

@@ -36,6 +36,8 @@ pub struct Head {
     pub session: Option<Box<str>>,
     /// What it shows to be let in. Not in `forward`.
     pub credentials: Credentials,
+    /// The client asks to switch to WebSocket.
+    pub websocket: bool,
     /// The head for the pod, without credentials, the headers that depend on the body and without the empty line.
     pub forward: Vec<u8>,
 }
@@ -144,6 +146,7 @@ struct Fields<'a> {
     request_id: Option<&'a str>,
     session: Option<&'a str>,
     credentials: Credentials,
+    upgrade: Option<&'a [u8]>,
 }
 
 impl<'a> Fields<'a> {
@@ -200,6 +203,9 @@ impl<'a> Fields<'a> {
                 }
                 name if name.eq_ignore_ascii_case("x-request-id") => {
                     fields.request_id = text().ok().filter(|id| fit_for_id(id));
+                }
+                name if name.eq_ignore_ascii_case("upgrade") => {
+                    fields.upgrade = Some(header.value);
                 }
                 name if name.eq_ignore_ascii_case(SESSION_HEADER) => {
                     fields.session = text().ok().filter(|token| fit_for_id(token));
@@ -283,6 +289,12 @@ impl<'a> Fields<'a> {
             content_encoding: self.content_encoding.map(Into::into),
             request_id: self.request_id.map(Into::into),
             session: self.session.map(Into::into),
+            // RFC 6455 section 4.2.1, and in a version that knows of it.
+            websocket: !http10
+                && self
+                    .upgrade
+                    .is_some_and(|name| name.trim_ascii().eq_ignore_ascii_case(b"websocket"))
+                && self.connection.iter().any(|token| token.eq_ignore_ascii_case("upgrade")),
             forward: self.forward(method, target),
             credentials: self.credentials,
         })

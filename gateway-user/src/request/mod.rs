@@ -4,10 +4,12 @@
 //! - [`body`]: the body, into bounded memory.
 //! - [`coding`]: what a compressed body holds.
 //! - [`multipart`]: model and stream flag of a form (audio transcriptions, image edits).
+//! - [`rewrite`]: the few changes that are made to a request.
 //! - [`scan`]: model, stream flag, priority and the places of the prompt in a JSON body, in one pass without a DOM.
 
 pub mod body;
 pub mod coding;
 pub mod head;
 pub mod multipart;
+pub mod rewrite;
 pub mod scan;

@@ -16,6 +16,10 @@
 //!
 //! It never changes a byte, and says nothing about a `model` that is missing: some routes have a default.
 
+use std::ops::Range;
+
+use crate::responses::MAX_ID;
+
 mod fault;
 mod number;
 mod parts;
@@ -36,6 +40,12 @@ pub struct Fields {
     pub stream: bool,
     /// `stream_options.include_usage`, when it is `true` or `false`.
     pub include_usage: Option<bool>,
+    /// Where that value stands, whatever it is.
+    pub include_usage_at: Option<Range<u64>>,
+    /// Where the value of `stream_options` stands.
+    pub stream_options: Option<Range<u64>>,
+    /// `previous_response_id` of the Responses interface, if it is no longer than ids are.
+    pub previous_response: Option<Box<str>>,
     /// Where in the body the parts of the prompt stand.
     pub prompt: Parts,
     /// The most tokens to generate: `max_completion_tokens`, else `max_output_tokens`, else `max_tokens`,
@@ -66,6 +76,9 @@ pub struct Scanner {
     word: (Word, usize),
     /// A part of the prompt and where its value began, while it is being read.
     part: Option<(Part, u64)>,
+    /// Where the values of `stream_options` and of `include_usage` begin, while they are being read.
+    options_from: Option<u64>,
+    usage_from: Option<u64>,
     /// `max_tokens`, `max_output_tokens`, `max_completion_tokens`.
     max_tokens: [Option<u64>; 3],
     found: Fields,
@@ -87,6 +100,8 @@ impl Scanner {
             number: Number::default(),
             word: (Word::Null, 0),
             part: None,
+            options_from: None,
+            usage_from: None,
             max_tokens: [None; 3],
             found: Fields::default(),
             fault: None,
@@ -225,7 +240,11 @@ impl Scanner {
         }
         match byte {
             b'"' => {
-                let keep = if self.slot == Slot::Model { MAX_MODEL } else { 0 };
+                let keep = match self.slot {
+                    Slot::Model => MAX_MODEL,
+                    Slot::PreviousResponse => MAX_ID,
+                    _ => 0,
+                };
                 self.begin_text(false, keep);
             }
             b'-' | b'0'..=b'9' => {
@@ -248,7 +267,15 @@ impl Scanner {
         match self.slot {
             Slot::Model if !matches!(byte, b'"' | b'n') => return Err(Fault::ModelNotString),
             Slot::Stream => self.found.stream = false,
-            Slot::StreamOptions | Slot::IncludeUsage => self.found.include_usage = None,
+            Slot::StreamOptions => {
+                (self.found.include_usage, self.found.include_usage_at) = (None, None);
+                self.options_from = Some(self.offset(at));
+            }
+            Slot::IncludeUsage => {
+                self.found.include_usage = None;
+                self.usage_from = Some(self.offset(at));
+            }
+            Slot::PreviousResponse => self.found.previous_response = None,
             Slot::Part(part) => self.part = Some((part, self.offset(at))),
             Slot::MaxTokens(name) => self.keep_max_tokens(name, None),
             Slot::Priority => self.found.priority = None,
@@ -281,8 +308,16 @@ impl Scanner {
     fn end_value(&mut self, end: usize) {
         self.slot = Slot::Other;
         self.state = if self.depth == 0 { State::End } else { State::After };
+        if self.depth == 2
+            && let Some(start) = self.usage_from.take()
+        {
+            self.found.include_usage_at = Some(start..self.offset(end));
+        }
         if self.depth == 1 {
             self.options = false;
+            if let Some(start) = self.options_from.take() {
+                self.found.stream_options = Some(start..self.offset(end));
+            }
             if let Some((part, start)) = self.part.take() {
                 let end = self.offset(end);
                 self.found.prompt.set(part, start..end);
@@ -307,6 +342,10 @@ impl Scanner {
         }
         if self.slot == Slot::Model {
             self.found.model = Some(self.text.model()?);
+        }
+        if self.slot == Slot::PreviousResponse {
+            let kept = self.text.kept().and_then(|kept| std::str::from_utf8(kept).ok());
+            self.found.previous_response = kept.map(Into::into);
         }
         self.end_value(at + 1);
         Ok(())
@@ -401,6 +440,7 @@ enum Slot {
     Model,
     Other,
     Part(Part),
+    PreviousResponse,
     Priority,
     Stream,
     StreamOptions,
@@ -414,6 +454,7 @@ fn slot(name: &[u8], options: bool) -> Slot {
         (false, b"max_output_tokens") => Slot::MaxTokens(1),
         (false, b"max_completion_tokens") => Slot::MaxTokens(2),
         (false, b"model") => Slot::Model,
+        (false, b"previous_response_id") => Slot::PreviousResponse,
         (false, b"priority") => Slot::Priority,
         (false, b"stream") => Slot::Stream,
         (false, b"stream_options") => Slot::StreamOptions,

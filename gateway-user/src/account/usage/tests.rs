@@ -186,6 +186,31 @@ fn what_others_wrote_is_no_count() {
 }
 
 #[test]
+fn ids() {
+    for (event_stream, text, id) in [
+        (false, r#"{"x":{"id":"no"},"id" : "resp_1","usage":{}}"#, Some("resp_1")),
+        (false, r#"{"id":"a\u0062"}"#, None),
+        (false, r#"{"id":1,"object":"x"}"#, None),
+        (false, r#"{"previous_response_id":"resp_1"}"#, None),
+        (false, r#"[{"id":"resp_1"}]"#, None),
+        (
+            true,
+            "event: response.created\ndata: {\"response\":{\"id\":\"resp_1\"}}\n\ndata: {\"response\":{\"id\":\"resp_2\"}}\n\n",
+            Some("resp_1"),
+        ),
+        (true, "data: {\"item\":{\"id\":\"msg_1\"}}\n\n", None),
+    ] {
+        for split in 0..=text.len() {
+            let mut reader = Reader::new(event_stream);
+            let (a, b) = text.as_bytes().split_at(split);
+            reader.push(a);
+            reader.push(b);
+            assert_eq!(reader.id().filter(|id| !id.is_empty()), id, "{text} at {split}");
+        }
+    }
+}
+
+#[test]
 fn behind_a_gap_the_next_line_is_read() {
     let mut reader = Reader::new(true);
     reader.push(b"data: {\"choices\":[{\"delta\":{\"content\":\"ab");

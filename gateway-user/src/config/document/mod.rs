@@ -125,9 +125,13 @@ pub struct Spec {
     #[serde(default)]
     #[schemars(range(min = 0, max = 1024))]
     pub workers: u32,
-    /// One log line for each request that reached a pool.
+    /// One line of JSON in the log for each request that reached a pool or was refused.
     #[serde(default)]
     pub access_log: bool,
+    /// Asks pods for the usage of every stream of chat or completions, so that all tokens are counted: also where the
+    /// client has not asked, who then does not get it. Such streams go through the gateway's process.
+    #[serde(default)]
+    pub include_usage: bool,
     /// For looking into what the gateway does; all off by default.
     #[serde(default)]
     pub debug: Debugging,

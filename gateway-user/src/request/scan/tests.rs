@@ -39,6 +39,11 @@ fn all_fields() {
         "stream": true, "stream_options": {"include_usage": true, "x": {"y": []}},
         "max_tokens": 7, "priority": -3, "tools": [{"model": "other"}], "n": 1.5e-3 } "#;
     let fields = whole(body).unwrap();
+    let at = |place: &Option<std::ops::Range<u64>>| {
+        place.clone().map(|place| &body[place.start as usize..place.end as usize])
+    };
+    assert_eq!(at(&fields.include_usage_at), Some("true"));
+    assert_eq!(at(&fields.stream_options), Some(r#"{"include_usage": true, "x": {"y": []}}"#));
     let prompt = fields.prompt.clone();
     let messages = prompt.get(Part::Messages).unwrap();
     assert_eq!(
@@ -51,12 +56,33 @@ fn all_fields() {
             model: Some("org/name".into()),
             stream: true,
             include_usage: Some(true),
+            include_usage_at: fields.include_usage_at.clone(),
+            stream_options: fields.stream_options.clone(),
+            previous_response: None,
             prompt,
             max_tokens: Some(7),
             priority: Some(-3),
         }
     );
     assert_eq!(whole("{}"), Ok(Fields::default()));
+}
+
+#[test]
+fn previous_responses() {
+    for (body, id) in [
+        (r#"{"previous_response_id":"resp_1"}"#, Some("resp_1")),
+        (
+            r#"{"previous_response_id":"resp\u005f1","x":{"previous_response_id":"no"}}"#,
+            Some("resp_1"),
+        ),
+        (r#"{"previous_response_id":"a","previous_response_id":null}"#, None),
+        (r#"{"previous_response_id":["a"]}"#, None),
+        (r#"{"x":{"previous_response_id":"no"}}"#, None),
+    ] {
+        assert_eq!(whole(body).unwrap().previous_response.as_deref(), id, "{body}");
+    }
+    let long = format!(r#"{{"previous_response_id":"{}"}}"#, "x".repeat(129));
+    assert_eq!(whole(long).unwrap().previous_response, None);
 }
 
 #[test]
@@ -506,13 +532,29 @@ proptest! {
         };
         let expected = pairs.fields();
         let prompt = found.as_ref().map(|fields| fields.prompt.clone()).unwrap_or_default();
-        let found = found.map(|fields| Fields { prompt: Parts::default(), ..fields });
+        let options = found.as_ref().ok().and_then(|fields| fields.stream_options.clone());
+        let include = found.as_ref().ok().and_then(|fields| fields.include_usage_at.clone());
+        let found = found.map(|fields| Fields {
+            prompt: Parts::default(),
+            stream_options: None,
+            include_usage_at: None,
+            previous_response: None,
+            ..fields
+        });
         // serde_json makes a float of -0.
         if !text.contains("-0") {
             prop_assert_eq!(&found, &expected, "{}", text);
         }
         prop_assert_eq!(found.is_ok(), expected.is_ok(), "{}", text);
         if found.is_ok() {
+            let at = |place: Option<std::ops::Range<u64>>| {
+                let bytes = &body[place.clone()?.start as usize..place?.end as usize];
+                Some(serde_json::from_slice::<Value>(bytes).unwrap())
+            };
+            let expected = pairs.last("stream_options");
+            prop_assert_eq!(&at(options), &expected.cloned(), "{}", text);
+            let expected = expected.and_then(|options| options.get("include_usage"));
+            prop_assert_eq!(&at(include), &expected.cloned(), "{}", text);
             for (name, part) in PARTS {
                 let bytes = prompt.get(part).map(|place| &body[place.start as usize..place.end as usize]);
                 let value = bytes.map(|bytes| serde_json::from_slice::<Value>(bytes).unwrap());

@@ -1,0 +1,109 @@
+//! WebSocket: `GET /v1/realtime?model=NAME`. There is no body, so the pod is picked by the head, and then both sides
+//! talk through the gateway for as long as they like ([`crate::flow::tunnel`]).
+//!
+//! A pod that does not switch is passed on as any answer; the connection ends with it, as what the client has sent
+//! meanwhile is no request.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::refuse;
+use crate::account::log::Asked;
+use crate::account::{self, Exchanged};
+use crate::client::Client;
+use crate::error::Refusal;
+use crate::flow::head::ClientSide;
+use crate::flow::{self, Request};
+use crate::limit;
+use crate::listen::Worker;
+use crate::pool::Pool;
+use crate::request::head::{BodyLength, Head, Version};
+use crate::route::{self, Target};
+use crate::schedule::prefix::Prompt;
+
+/// Has a pod switch, and passes on until the end. Returns whether the connection goes on.
+pub(super) async fn exchange(
+    client: &mut Client,
+    head: &Head,
+    asked: Asked<'_>,
+    exclusive: Option<&Arc<Pool>>,
+    worker: &Worker,
+) -> bool {
+    if !head.websocket || head.version != Version::Http11 || head.body != BodyLength::Known(0) {
+        let refusal = Refusal::bad_request(
+            "websocket_required",
+            "This URL speaks WebSocket over HTTP/1.1: send `Upgrade: websocket` and no body.",
+        );
+        return refuse(client, &refusal, &asked, false, false, worker).await;
+    }
+    let routes = worker.gateway.routes();
+    let model = head.query.as_deref().and_then(route::model_in_query);
+    let asked = Asked { model: model.as_deref(), ..asked };
+    let whole = exclusive.map(|pool| Target { pool: Arc::clone(pool), adapter: None });
+    let (model, target) = match (asked.model, &whole) {
+        (model, Some(target)) => (model.unwrap_or(&target.pool.model), target),
+        (Some(model), None) => match routes.find(model) {
+            Some(target) => (model, target),
+            None => {
+                let refusal = Refusal::model_not_found(model);
+                return refuse(client, &refusal, &asked, false, false, worker).await;
+            }
+        },
+        (None, None) => {
+            let refusal = Refusal::bad_field(
+                "model",
+                "model_missing",
+                "Name the model once in the URL: /v1/realtime?model=NAME.",
+            );
+            return refuse(client, &refusal, &asked, false, false, worker).await;
+        }
+    };
+    let adapter = target.adapter.as_deref();
+    let asked = Asked { model: Some(model), adapter, ..asked };
+    if asked.caller.is_some_and(|caller| !caller.key.allows(model, target)) {
+        let refusal = Refusal::forbidden(model);
+        return refuse(client, &refusal, &asked, false, false, worker).await;
+    }
+    let admitted = limit::of_request(asked.caller, &target.pool, 0, None, Instant::now());
+    let admitted = match admitted {
+        Ok(admitted) => admitted,
+        Err(refusal) => return refuse(client, &refusal, &asked, false, false, worker).await,
+    };
+    let limits = admitted.headers().to_owned();
+    let mut forward = head.forward.clone();
+    forward.extend(worker.gateway.auth.for_pod(&head.credentials, &target.pool));
+    forward.extend_from_slice(b"connection: Upgrade\r\nupgrade: websocket\r\nx-request-id: ");
+    forward.extend_from_slice(asked.id.as_bytes());
+    forward.extend_from_slice(b"\r\n\r\n");
+    let request = Request {
+        head: forward,
+        body: Vec::new(),
+        reserved: worker.gateway.memory(),
+        adapter,
+        prompt: Prompt::default(),
+        session: head.session.as_deref(),
+        max_tokens: None,
+        stream: false,
+        pin: None,
+        is_stored: false,
+        owner: None,
+        is_again: false,
+        strips_usage: false,
+        for_kernel: false,
+        upgrades: true,
+        to_head: false,
+        side: ClientSide { limits: &limits, ..ClientSide::new(head, false, asked.id) },
+    };
+    target.pool.metrics.requested(model);
+    let ready = Instant::now();
+    client.answering = true;
+    let exchange = flow::exchange(request, &target.pool, client, worker).await;
+    client.answering = false;
+    let (pool, admitted) = (&target.pool, Some(admitted));
+    account::finish(Exchanged { exchange, pool, asked, admitted, ready }, worker);
+    false
+}
+
+/// Where it is spoken.
+pub(super) const PATH: &str = "/v1/realtime";

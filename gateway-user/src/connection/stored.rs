@@ -1,0 +1,102 @@
+//! Requests about a response that a pod has made before: it is read, or cancelled, by its id.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{finish_head, refuse};
+use crate::account::log::Asked;
+use crate::account::{self, Exchanged};
+use crate::client::Client;
+use crate::error::Refusal;
+use crate::flow::head::ClientSide;
+use crate::flow::{self, Pin, Request};
+use crate::limit;
+use crate::listen::Worker;
+use crate::pool::{PodId, Pool};
+use crate::request::head::{Head, Method};
+use crate::responses::Found;
+use crate::route;
+use crate::schedule::prefix::Prompt;
+
+/// Has the pod that made the response answer. Returns whether the connection goes on.
+pub(super) async fn exchange(
+    client: &mut Client,
+    head: &Head,
+    asked: Asked<'_>,
+    keep_alive: bool,
+    exclusive: Option<&Arc<Pool>>,
+    worker: &Worker,
+) -> bool {
+    let to_head = head.method == Method::Head;
+    let id = route::response_id(&head.path).unwrap_or_default();
+    let owner = asked.owner();
+    let Some((pool, pod)) = find(id, owner.as_deref(), exclusive, worker) else {
+        let refusal = Refusal::response_not_found(id);
+        return refuse(client, &refusal, &asked, keep_alive, to_head, worker).await;
+    };
+    let asked = Asked { model: Some(&pool.model), ..asked };
+    let admitted = limit::of_request(asked.caller, &pool, 0, None, Instant::now());
+    let admitted = match admitted {
+        Ok(admitted) => admitted,
+        Err(refusal) => return refuse(client, &refusal, &asked, keep_alive, to_head, worker).await,
+    };
+    let limits = admitted.headers().to_owned();
+    let mut forward = head.forward.clone();
+    forward.extend(worker.gateway.auth.for_pod(&head.credentials, &pool));
+    finish_head(&mut forward, 0, asked.id);
+    let request = Request {
+        head: forward,
+        body: Vec::new(),
+        reserved: worker.gateway.memory(),
+        adapter: None,
+        prompt: Prompt::default(),
+        session: None,
+        max_tokens: None,
+        stream: false,
+        pin: Some(Pin { pod, is_strict: true }),
+        is_stored: false,
+        owner: None,
+        is_again: true,
+        strips_usage: false,
+        for_kernel: false,
+        upgrades: false,
+        to_head,
+        side: ClientSide { limits: &limits, ..ClientSide::new(head, keep_alive, asked.id) },
+    };
+    let ready = Instant::now();
+    client.answering = true;
+    let exchange = flow::exchange(request, &pool, client, worker).await;
+    client.answering = false;
+    let keep_alive = exchange.keep_alive;
+    let (pool, admitted) = (&pool, Some(admitted));
+    account::finish(Exchanged { exchange, pool, asked, admitted, ready }, worker);
+    keep_alive
+}
+
+/// The pod that has the response, and its pool.
+fn find(
+    id: &str,
+    owner: Option<&str>,
+    exclusive: Option<&Arc<Pool>>,
+    worker: &Worker,
+) -> Option<(Arc<Pool>, PodId)> {
+    let gateway = &worker.gateway;
+    let is_within = |pool: &&Arc<Pool>| exclusive.is_none_or(|own| Arc::ptr_eq(own, pool));
+    let mut pools = gateway.pools.iter().filter(is_within);
+    match gateway.responses.find(id, owner) {
+        Found::At(pod) => {
+            let has = |pool: &&Arc<Pool>| pool.pods().iter().any(|own| own.id == pod);
+            Some((Arc::clone(pools.find(has)?), pod))
+        }
+        // Where there is one pod only, it can be no other's, whoever started when: but perhaps another caller's.
+        Found::Nowhere if owner.is_none() => match (pools.next(), pools.next()) {
+            (Some(pool), None) => match pool.pods().as_slice() {
+                [only] => Some((Arc::clone(pool), only.id)),
+                _ => None,
+            },
+            _ => None,
+        },
+        Found::Others | Found::Nowhere => None,
+    }
+}

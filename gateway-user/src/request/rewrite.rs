@@ -1,0 +1,171 @@
+//! The few changes that are made to a request on its way to a pod. Pure.
+//!
+//! Bytes are put in or replaced, and nothing is written anew: the order of fields, large numbers and the client's own
+//! spelling stay as they are. What is asked of here has been found well formed by [`scan`](super::scan).
+
+use std::ops::Range;
+
+use super::scan::Fields;
+
+/// Replaces the path in the request line of a head, and leaves the query.
+pub fn target(head: &mut Vec<u8>, path: &str) {
+    let mut blanks = memchr::memchr_iter(b' ', head);
+    let (Some(start), Some(end)) = (blanks.next(), blanks.next()) else { return };
+    let old = head.get(start + 1..end).unwrap_or_default();
+    let end = memchr::memchr(b'?', old).map_or(end, |at| start + 1 + at);
+    head.splice(start + 1..end, path.bytes());
+}
+
+/// Takes every line of this header out of a head.
+pub fn without(head: &mut Vec<u8>, name: &str) {
+    let mut kept = Vec::with_capacity(head.len());
+    for (at, line) in head.split_inclusive(|byte| *byte == b'\n').enumerate() {
+        let own = line.split(|byte| *byte == b':').next().unwrap_or_default();
+        if at == 0 || !own.eq_ignore_ascii_case(name.as_bytes()) {
+            kept.extend_from_slice(line);
+        }
+    }
+    *head = kept;
+}
+
+/// Whether a body, JSON or a form, is JSON.
+pub fn is_json(body: &[u8]) -> bool {
+    body.trim_ascii_start().starts_with(b"{")
+}
+
+/// Puts a model's name into a JSON body that has none.
+pub fn name_model(body: &mut Vec<u8>, model: &str) {
+    let Some(open) = memchr::memchr(b'{', body) else { return };
+    let name = serde_json::Value::from(model);
+    put_field(body, open + 1, &format!("\"model\":{name}"));
+}
+
+/// Has a JSON body ask for a stream's usage.
+pub fn ask_for_usage(body: &mut Vec<u8>, fields: &Fields) {
+    let range = |place: &Option<Range<u64>>| {
+        let place = place.as_ref()?;
+        Some(usize::try_from(place.start).ok()?..usize::try_from(place.end).ok()?)
+    };
+    if let Some(place) = range(&fields.include_usage_at) {
+        replace(body, place, "true");
+        return;
+    }
+    match range(&fields.stream_options) {
+        Some(place) => match body.get(place.start) {
+            Some(b'{') => put_field(body, place.start + 1, "\"include_usage\":true"),
+            Some(b'n') => replace(body, place, "{\"include_usage\":true}"),
+            // The pod says what is wrong with it.
+            _ => {}
+        },
+        None => {
+            let Some(open) = memchr::memchr(b'{', body) else { return };
+            put_field(body, open + 1, "\"stream_options\":{\"include_usage\":true}");
+        }
+    }
+}
+
+/// Puts a field first into the object whose bracket ends at `at`.
+fn put_field(body: &mut Vec<u8>, at: usize, field: &str) {
+    let rest = body.get(at..).unwrap_or_default();
+    let is_empty = rest.trim_ascii_start().starts_with(b"}");
+    let comma = if is_empty { "" } else { "," };
+    replace(body, at..at, &format!("{field}{comma}"));
+}
+
+fn replace(body: &mut Vec<u8>, place: Range<usize>, text: &str) {
+    if place.end > body.len() {
+        return;
+    }
+    // A body may be large: without room it would be copied into one of twice its size.
+    body.reserve_exact(text.len());
+    body.splice(place, text.bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scan::Scanner;
+    use super::*;
+
+    fn usage(text: &str) -> String {
+        let mut scanner = Scanner::new();
+        scanner.feed(text.as_bytes()).unwrap();
+        let fields = scanner.finish().unwrap();
+        let mut body = text.as_bytes().to_vec();
+        ask_for_usage(&mut body, &fields);
+        String::from_utf8(body).unwrap()
+    }
+
+    #[test]
+    fn usage_is_asked_for_wherever_the_options_stand() {
+        for (text, expected) in [
+            ("{}", r#"{"stream_options":{"include_usage":true}}"#),
+            (" {\n\"a\":1e400}", " {\"stream_options\":{\"include_usage\":true},\n\"a\":1e400}"),
+            (
+                r#"{"stream_options":{},"a":1}"#,
+                r#"{"stream_options":{"include_usage":true},"a":1}"#,
+            ),
+            (
+                r#"{"a":{"stream_options":{}},"stream_options": { "continuous_usage_stats":false } }"#,
+                r#"{"a":{"stream_options":{}},"stream_options": {"include_usage":true, "continuous_usage_stats":false } }"#,
+            ),
+            (
+                r#"{"stream_options":{"include_usage": false}}"#,
+                r#"{"stream_options":{"include_usage": true}}"#,
+            ),
+            (
+                r#"{"stream_options":{"include_usage":null,"x":[1]}}"#,
+                r#"{"stream_options":{"include_usage":true,"x":[1]}}"#,
+            ),
+            (
+                r#"{"stream_options":{"x":{"include_usage":false}}}"#,
+                r#"{"stream_options":{"include_usage":true,"x":{"include_usage":false}}}"#,
+            ),
+            (r#"{"stream_options":null}"#, r#"{"stream_options":{"include_usage":true}}"#),
+            // Of two the last one counts.
+            (
+                r#"{"stream_options":{"include_usage":false},"stream_options":{}}"#,
+                r#"{"stream_options":{"include_usage":false},"stream_options":{"include_usage":true}}"#,
+            ),
+            (
+                r#"{"stream_options":{"include_usage":false,"include_usage":0}}"#,
+                r#"{"stream_options":{"include_usage":false,"include_usage":true}}"#,
+            ),
+            (r#"{"stream_options":[1]}"#, r#"{"stream_options":[1]}"#),
+        ] {
+            assert_eq!(usage(text), expected);
+            let read: serde_json::Value =
+                serde_json::from_str(&expected.replace("1e400", "1")).unwrap();
+            assert!(read.is_object());
+        }
+    }
+
+    #[test]
+    fn a_model_is_put_in_front() {
+        for (text, expected) in [
+            ("{}", r#"{"model":"a\"b"}"#),
+            ("\n{ }", "\n{\"model\":\"a\\\"b\" }"),
+            (r#"{"x":{}}"#, r#"{"model":"a\"b","x":{}}"#),
+        ] {
+            let mut body = text.as_bytes().to_vec();
+            assert!(is_json(&body));
+            name_model(&mut body, "a\"b");
+            assert_eq!(String::from_utf8(body).unwrap(), expected);
+        }
+        assert!(!is_json(b"--boundary"));
+    }
+
+    #[test]
+    fn heads() {
+        let head = b"POST /a/b?c=/d HTTP/1.1\r\nHost: x y\r\nContent-Encoding: gzip\r\nx: content-encoding: z\r\n";
+        let mut changed = head.to_vec();
+        target(&mut changed, "/v1/x");
+        without(&mut changed, "content-encoding");
+        assert_eq!(
+            String::from_utf8(changed).unwrap(),
+            "POST /v1/x?c=/d HTTP/1.1\r\nHost: x y\r\nx: content-encoding: z\r\n"
+        );
+        let mut plain = b"POST /a HTTP/1.1\r\n".to_vec();
+        target(&mut plain, "/b");
+        assert_eq!(plain, b"POST /b HTTP/1.1\r\n");
+    }
+}
