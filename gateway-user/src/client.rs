@@ -19,10 +19,10 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 pub use self::stream::{Reader, Stream, Writer, write_all};
-use crate::http2::Exchange;
+use crate::http2::Channel;
 use crate::kernel::{self, Receiver};
 
-/// A client's connection, with what it has sent and nobody has read yet.
+/// A client's connection, or one request of it on HTTP/2, with what it has sent and nobody has read yet.
 #[derive(Debug)]
 pub struct Client {
     /// What its bytes come and go by.
@@ -62,8 +62,8 @@ impl Client {
     }
 
     /// The client of one request on an HTTP/2 connection.
-    pub fn http2(exchange: Exchange) -> Self {
-        Self::new(Stream::Http2(Box::new(RefCell::new(exchange))), Vec::new())
+    pub fn http2(channel: Channel) -> Self {
+        Self::new(Stream::Http2(Box::new(RefCell::new(channel))), Vec::new())
     }
 
     /// Waits for bytes and appends them to `input`. `false`: the client sends no more.
@@ -96,7 +96,10 @@ impl Client {
         match self.ending {
             Ending::Orderly => self.linger(scratch, LINGER_BYTES, LINGER).await,
             // A reset takes along what has not been sent.
-            Ending::Broken => self.delivered(patience).await,
+            Ending::Broken => match &mut self.stream {
+                Stream::Http2(channel) => channel.get_mut().reset_behind().await,
+                _ => self.delivered(patience).await,
+            },
             Ending::Abandoned => {}
         }
     }
@@ -153,8 +156,8 @@ impl Client {
     /// the end of the body sees that it was cut. `deliver`: of what was written, nothing may be lost by that.
     pub fn reset_on_close(&mut self, deliver: bool) {
         self.ending = if deliver { Ending::Broken } else { Ending::Abandoned };
-        if let Stream::Http2(exchange) = &mut self.stream {
-            exchange.get_mut().reset(deliver);
+        if let (Stream::Http2(channel), false) = (&mut self.stream, deliver) {
+            channel.get_mut().reset();
         }
     }
 }

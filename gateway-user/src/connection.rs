@@ -40,21 +40,21 @@ pub struct Inlet {
     pub place: Rc<Admission>,
 }
 
-/// Serves a connection until it ends. `is_http2`: nothing else is spoken on it.
-pub async fn serve(mut stream: Stream, is_http2: bool, inlet: Inlet) {
+/// Serves a connection until it ends. `is_http2`: nothing else is spoken on it. `due`: until when its first head, and
+/// with it all that comes before, must have come.
+pub async fn serve(mut stream: Stream, is_http2: bool, due: Instant, inlet: Inlet) {
     let worker = &*inlet.worker;
     let limits = worker.limits();
     stream.reset_on_close(true);
-    // A client that connects has something to say; only between requests may it take its time.
-    let Some(read) = beginning(&mut stream, worker).await else {
-        return stream.reset_on_close(false);
+    let Some(read) = beginning(&mut stream, due, worker).await else {
+        return Client::new(stream, Vec::new()).close().await;
     };
     if http2::begins(&read) == Some(true) {
         // Its frames tell what is whole, however the connection ends.
         stream.reset_on_close(false);
         return match stream {
-            Stream::Plain(stream) => http2::serve(stream, read, inlet).await,
-            Stream::Tls(stream) => http2::serve(stream.into_inner(), read, inlet).await,
+            Stream::Plain(stream) => http2::serve(stream, read, due, inlet).await,
+            Stream::Tls(stream) => http2::serve(stream.into_inner(), read, due, inlet).await,
             // One of its requests, which has no such beginning.
             Stream::Http2(_) => {}
         };
@@ -64,28 +64,28 @@ pub async fn serve(mut stream: Stream, is_http2: bool, inlet: Inlet) {
         // An answer in HTTP/1.1 is nothing that it could read.
         return client.end(&worker.scratch, limits.stream_idle_timeout).await;
     }
-    let mut wait = limits.header_timeout;
-    while let Some(head) = next_head(&mut client, wait, worker).await {
+    // A client that connects has something to say; only between requests may it take its time.
+    let (mut begun, mut whole) = (due, Some(due));
+    while let Some(head) = next_head(&mut client, begun, whole, worker).await {
         if !request(&mut client, head, &inlet).await {
             client.end(&worker.scratch, limits.stream_idle_timeout).await;
             return;
         }
-        wait = limits.idle_timeout;
+        (begun, whole) = (Instant::now() + limits.idle_timeout, None);
     }
     client.close().await;
 }
 
 /// A connection's first bytes, as many as tell what it speaks. `None`: it is over.
-async fn beginning(stream: &mut Stream, worker: &Worker) -> Option<Vec<u8>> {
+async fn beginning(stream: &mut Stream, due: Instant, worker: &Worker) -> Option<Vec<u8>> {
     let mut read = Vec::new();
-    let deadline = Instant::now() + worker.limits().header_timeout;
     while http2::begins(&read).is_none() {
         let mut reader = stream.reader();
         let more = worker.scratch.read(&mut reader, |bytes| read.extend_from_slice(bytes));
         let more = tokio::select! {
             // What has come before the stop is still answered.
             biased;
-            more = timeout_at(deadline, more) => more,
+            more = timeout_at(due, more) => more,
             () = worker.stopping() => return None,
         };
         if !matches!(more, Ok(Ok(1..))) {
@@ -97,15 +97,21 @@ async fn beginning(stream: &mut Stream, worker: &Worker) -> Option<Vec<u8>> {
 }
 
 /// The next request's head, taken off the connection's input. `None`: the connection is over, and
-/// whatever there was to say has been said.
-async fn next_head(client: &mut Client, wait: Duration, worker: &Worker) -> Option<Head> {
+/// whatever there was to say has been said. `begun`: until when its first byte may take; `whole`: until when all of
+/// it, if not as long as any head from that byte on.
+async fn next_head(
+    client: &mut Client,
+    begun: Instant,
+    whole: Option<Instant>,
+    worker: &Worker,
+) -> Option<Head> {
     let limits = worker.limits();
     skip_empty_lines(client);
     if client.input.is_empty() {
         let more = tokio::select! {
             // What has come before the stop is still answered.
             biased;
-            more = timeout(wait, client.fill(&worker.scratch)) => more,
+            more = timeout_at(begun, client.fill(&worker.scratch)) => more,
             // Between requests a stopping gateway owes the client nothing.
             () = worker.stopping() => return None,
         };
@@ -113,7 +119,7 @@ async fn next_head(client: &mut Client, wait: Duration, worker: &Worker) -> Opti
             return None;
         }
     }
-    let deadline = Instant::now() + limits.header_timeout;
+    let deadline = whole.unwrap_or_else(|| Instant::now() + limits.header_timeout);
     let mut seen = 0;
     loop {
         if seen == 0 {
@@ -453,8 +459,14 @@ async fn refuse(
 
 /// Writes a response of the gateway's own. Returns whether the connection goes on.
 async fn answer_locally(client: &mut Client, response: &[u8], keep_alive: bool) -> bool {
-    let written = timeout(LOCAL_WRITE, client.write(response)).await;
-    matches!(written, Ok(Ok(()))) && keep_alive
+    match timeout(LOCAL_WRITE, client.write(response)).await {
+        Ok(Ok(())) => keep_alive,
+        _ => {
+            // What has come of it is not all of it.
+            client.reset_on_close(false);
+            false
+        }
+    }
 }
 
 /// Characters of a path that an error quotes.

@@ -1,30 +1,29 @@
 //! HTTP/2: each of a connection's requests goes through the same phases as one of HTTP/1.1, as a [`Client`] of
-//! its own whose bytes come and go by an [`Exchange`].
+//! its own whose bytes come and go by an [`Channel`].
 //!
 //! The frames are the `h2` crate's, which hyper stands on, used directly: an answer is written as the client's
 //! window takes it, and a client that resets a request is seen at once. What a head may say is decided where
 //! it is for HTTP/1.1 ([`crate::request::head`]), so that no rule exists twice.
 
-mod exchange;
+mod channel;
 mod head;
-mod rewound;
+mod watched;
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use gateway_common::limits::WINDOW;
 use h2::RecvStream;
 use h2::server::{Builder, SendResponse};
 use http::Request;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::spawn_local;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::debug;
 
-pub use self::exchange::Exchange;
-use self::rewound::Rewound;
+pub use self::channel::Channel;
+use self::watched::Watched;
 use crate::client::Client;
 use crate::connection::{Inlet, answer};
 
@@ -36,30 +35,65 @@ pub fn begins(input: &[u8]) -> Option<bool> {
     }
 }
 
-/// Serves a connection until it ends. `read` is what has been read of it.
-pub async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, read: Vec<u8>, inlet: Inlet) {
+/// Serves a connection until it ends. `read` is what has been read of it; its first request is due as one of HTTP/1.1
+/// would be.
+pub async fn serve(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    read: Vec<u8>,
+    due: Instant,
+    inlet: Inlet,
+) {
     let worker = Rc::clone(&inlet.worker);
+    converse(Watched::new(read, &mut stream), due, inlet).await;
+    // Closing with something unread would reset the connection, and the reset can overtake the last answer.
+    let drain = async {
+        let mut seen = 0;
+        while seen < FAREWELL_BYTES {
+            match worker.scratch.read(&mut stream, |_| {}).await {
+                Ok(0) | Err(_) => return,
+                Ok(count) => seen += count,
+            }
+        }
+    };
+    // Either way the connection is dropped next.
+    let _ = timeout(FAREWELL, drain).await;
+}
+
+async fn converse<T: AsyncRead + AsyncWrite + Unpin>(
+    stream: Watched<T>,
+    due: Instant,
+    inlet: Inlet,
+) {
+    let worker = &*inlet.worker;
     let limits = worker.limits();
+    let stalled = stream.stalled();
     let mut builder = Builder::new();
     builder
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(limits.max_streams)
-        .max_header_list_size(u32::try_from(limits.max_head_bytes).unwrap_or(u32::MAX))
-        .max_send_buffer_size(WINDOW as usize);
-    let handshake = builder.handshake::<_, Bytes>(Rewound::new(read, stream));
-    let Ok(Ok(mut connection)) = timeout(limits.header_timeout, handshake).await else { return };
+        // Beyond it h2 answers by itself; at the cap the answer is the gateway's.
+        .max_header_list_size(u32::try_from(2 * limits.max_head_bytes).unwrap_or(u32::MAX))
+        .max_send_buffer_size(SEND_BUFFER);
+    let handshake = builder.handshake::<_, Bytes>(stream);
+    let Ok(Ok(mut connection)) = timeout_at(due, handshake).await else { return };
+    let once = inlet.exclusive.as_ref().is_some_and(|exclusive| exclusive.once);
     let open = Open::default();
-    let mut closing = false;
-    // Its first request is due as soon as one of HTTP/1.1 would be.
-    let idle = sleep_until(Instant::now() + limits.header_timeout);
-    tokio::pin!(idle);
+    let (mut begun, mut closing) = (false, None);
+    let tick = sleep_until(due);
+    tokio::pin!(tick);
     loop {
         tokio::select! {
             biased;
             accepted = connection.accept() => match accepted {
                 Some(Ok((request, respond))) => {
+                    begun = true;
                     spawn_local(exchange(request, respond, inlet.clone(), open.another()));
+                    if once {
+                        connection.graceful_shutdown();
+                        closing = closing.or(Some(Instant::now()));
+                        tick.as_mut().reset(Instant::now() + FAREWELL);
+                    }
                 }
                 Some(Err(error)) => {
                     debug!("an HTTP/2 connection ended: {error}");
@@ -67,26 +101,35 @@ pub async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, read: Vec<u8>, i
                 }
                 None => return,
             },
-            () = worker.stopping(), if !closing => {
+            // After a takeover as well: a client that is told to go has its requests answered all the same.
+            () = worker.closing(), if closing.is_none() => {
                 connection.graceful_shutdown();
-                closing = true;
-                idle.as_mut().reset(Instant::now() + FAREWELL);
+                closing = Some(Instant::now());
+                tick.as_mut().reset(Instant::now() + FAREWELL);
             }
-            () = &mut idle => {
-                let patience = if closing { FAREWELL } else { limits.idle_timeout };
-                match open.idle_since() {
-                    Some(since) if since + patience <= Instant::now() => {
-                        if closing {
-                            // It does not answer.
-                            return;
-                        }
-                        connection.graceful_shutdown();
-                        closing = true;
-                        idle.as_mut().reset(Instant::now() + FAREWELL);
-                    }
-                    Some(since) => idle.as_mut().reset(since + patience),
-                    None => idle.as_mut().reset(Instant::now() + patience),
+            () = &mut tick => {
+                let now = Instant::now();
+                let has = |since: Instant, patience| since + patience <= now;
+                if stalled.get().is_some_and(|since| has(since, limits.stream_idle_timeout)) {
+                    // It takes nothing: what is held for it is held in vain.
+                    return;
                 }
+                let idle = open.idle_since();
+                match closing {
+                    // It does not answer, or does not take what h2 holds for it.
+                    Some(since) if idle.is_some_and(|idle| has(idle.max(since), FAREWELL)) => return,
+                    Some(_) => {}
+                    None if !begun || idle.is_some_and(|idle| has(idle, limits.idle_timeout)) => {
+                        connection.graceful_shutdown();
+                        closing = Some(now);
+                    }
+                    None => {}
+                }
+                tick.as_mut().reset(match (closing, open.idle_since()) {
+                    (None, Some(idle)) => idle + limits.idle_timeout,
+                    (None, None) => now + limits.stream_idle_timeout.min(TICK),
+                    (Some(_), _) => now + FAREWELL / 2,
+                });
             }
         }
     }
@@ -101,7 +144,7 @@ async fn exchange(
 ) {
     let (parts, body) = request.into_parts();
     let head = head::read(&parts, body.is_end_stream(), inlet.worker.limits().max_head_bytes);
-    let mut client = Client::http2(Exchange::new(body, respond));
+    let mut client = Client::http2(Channel::new(body, respond));
     answer(&mut client, head, &inlet).await;
     client.end(&inlet.worker.scratch, inlet.worker.limits().stream_idle_timeout).await;
 }
@@ -148,8 +191,17 @@ const STREAM_WINDOW: u32 = 1 << 20;
 /// The same for all of a connection's requests together.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
-/// How long a client that has been told to go, and has nothing under way, may take.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Bytes of one answer that h2 may hold; more is written as the client takes it.
+const SEND_BUFFER: usize = 64 * 1024;
+
+/// How long a client that has been told to go, and has nothing under way, may take for the rest.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How much it may still say then.
+const FAREWELL_BYTES: usize = 64 * 1024 * 1024;
+
+/// How often it is looked whether a client still takes what it asked for.
+const TICK: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

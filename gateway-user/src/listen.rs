@@ -16,7 +16,7 @@ use gateway_common::limits::WINDOW;
 use socket2::{Domain, Protocol, SockRef, Type};
 use tokio::sync::watch;
 use tokio::task::LocalSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
 use tracing::{debug, warn};
 
 use crate::client::{Client, Scratch, Stream};
@@ -112,7 +112,7 @@ impl Worker {
     }
 
     /// Returns once no connection is to be accepted any more.
-    async fn closing(&self) {
+    pub async fn closing(&self) {
         // The sender lives as long as the gateway, which this worker holds.
         let _ = self.stop.clone().wait_for(|stop| *stop).await;
     }
@@ -266,7 +266,7 @@ async fn connection(
     let _ = stream.set_nodelay(true);
     // A client that does not read costs a window, and not all that the system allows a send buffer.
     let _ = SockRef::from(&stream).set_tcp_notsent_lowat(WINDOW as u32);
-    let patience = worker.limits().header_timeout;
+    let due = Instant::now() + worker.limits().header_timeout;
     let mut is_http2 = entry.protocol == config::Protocol::H2c;
     let stream = match &entry.tls {
         None => Stream::Plain(stream),
@@ -275,7 +275,12 @@ async fn connection(
             if let Err(full) = &place {
                 return worker.gateway.counted.refused(full.refusal().reason());
             }
-            let accepted = timeout(patience, tls.accept(stream)).await;
+            let accepted = tokio::select! {
+                biased;
+                accepted = timeout_at(due, tls.accept(stream)) => accepted,
+                // Nothing has been asked yet.
+                () = worker.closing() => return,
+            };
             let (how, stream) = match accepted {
                 Ok(Ok(stream)) => (Handshake::Done, Some(stream)),
                 Ok(Err(error)) => {
@@ -304,7 +309,7 @@ async fn connection(
         }
     };
     let exclusive = entry.exclusive.clone();
-    serve(stream, is_http2, Inlet { worker, exclusive, place: Rc::new(place) }).await;
+    serve(stream, is_http2, due, Inlet { worker, exclusive, place: Rc::new(place) }).await;
 }
 
 /// Waits for the connections to end, or for the word to cut them.

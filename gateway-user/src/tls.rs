@@ -18,7 +18,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, Ticketer};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::server::{ProducesTickets, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 use tokio::time::{MissedTickBehavior, interval};
@@ -39,8 +39,8 @@ pub struct Tls(Arc<Shared>);
 struct Shared {
     config: config::Tls,
     current: ArcSwap<Current>,
-    /// What the files held when they were last looked at.
-    seen: Mutex<Vec<Vec<u8>>>,
+    /// What the files held when they were last looked at, or why they could not be read.
+    seen: Mutex<Result<Vec<Vec<u8>>, String>>,
     /// The same for all configurations: a certificate's change does not cost every client a whole handshake.
     tickets: Arc<dyn ProducesTickets>,
     provider: Arc<CryptoProvider>,
@@ -76,7 +76,7 @@ impl Tls {
         Ok(Self(Arc::new(Shared {
             config: config.clone(),
             current: ArcSwap::from_pointee(current),
-            seen: Mutex::new(seen),
+            seen: Mutex::new(Ok(seen)),
             tickets,
             provider,
         })))
@@ -116,14 +116,13 @@ impl Tls {
     /// Takes the files anew if they have changed. Returns whether they have.
     fn reload(&self, metrics: &TlsMetrics) -> Result<bool, TlsError> {
         let Shared { config, current, seen, tickets, provider } = &*self.0;
-        let found = read_all(config)?;
-        if *seen.lock() == found {
+        let read = read_all(config);
+        let found = read.as_ref().map(Vec::clone).map_err(ToString::to_string);
+        // Whatever is wrong is told once, and not with each look.
+        if std::mem::replace(&mut *seen.lock(), found.clone()) == found {
             return Ok(false);
         }
-        let built = build(config, &found, tickets, provider);
-        // Told once, and not with each look.
-        *seen.lock() = found;
-        let built = built?;
+        let built = build(config, &read?, tickets, provider)?;
         metrics.certificates(&built.expiries);
         current.store(Arc::new(built));
         Ok(true)
@@ -193,7 +192,15 @@ fn build(
     };
     let mut server = builder.with_cert_resolver(Arc::new(ByName(certificates)));
     server.alpn_protocols = vec![HTTP2.to_vec(), b"http/1.1".to_vec()];
-    server.ticketer = Arc::clone(tickets);
+    match &config.client_ca_file {
+        None => server.ticketer = Arc::clone(tickets),
+        // A session that is resumed brings the client's certificate along, unlooked at: it may have ended since, or
+        // its authority been taken out.
+        Some(_) => {
+            server.send_tls13_tickets = 0;
+            server.session_storage = Arc::new(NoServerSessionStorage {});
+        }
+    }
     Ok(Current { server: Arc::new(server), expiries })
 }
 

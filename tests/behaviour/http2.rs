@@ -1,6 +1,6 @@
 //! HTTP/2, in clear text and over TLS.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::Request;
 use sluice_tests::client::{Response, chat};
 use sluice_tests::gateway::{Gateway, PATIENCE, Plan};
-use sluice_tests::http2::{Connection, run};
+use sluice_tests::http2::{Connection, Exchange, run};
 use sluice_tests::pattern::Pattern;
 use sluice_tests::pod::{LAST, RawPod, STREAM, answer, chunk, plan};
 use sluice_tests::script::{End, FRAMES, Frame, SCRIPT, Script, ScriptPod};
@@ -124,8 +124,14 @@ fn what_a_pod_cuts_is_reset() {
                 let cut = Script { frame, end, ..Script::new(id as u32, 20_000) };
                 // Where the connection's end is the body's, a FIN is no cut.
                 let is_whole = (frame, end) == (Frame::UntilClose, End::Fin(5000));
-                let came = ask(&connection, &cut).await;
-                assert_eq!(came.is_ok(), is_whole, "{frame:?} {end:?}: {came:?}");
+                let exchange = send(&connection, &cut).await.unwrap();
+                let (response, error) = exchange.as_far_as_it_comes().await.unwrap();
+                assert_eq!(error.is_none(), is_whole, "{frame:?} {end:?}: {error:?}");
+                Pattern::new(cut.id).check(0, &response.body).unwrap();
+                // What came before the end is not lost by it; what a reset overtook is.
+                if end == End::Fin(5000) {
+                    assert!(response.body.len() > 4000, "{frame:?}: {}", response.body.len());
+                }
             }
         }
         // The connection is none the worse.
@@ -236,7 +242,7 @@ fn a_client_that_does_not_read_holds_its_window_and_others_go_on() {
 #[test]
 fn slow_bodies_and_silent_connections_are_ended() {
     let pod = RawPod::start();
-    let spec = "  limits: {headerTimeout: 300ms, bodyTimeout: 300ms, idleTimeout: 1s}";
+    let spec = "  limits: {headerTimeout: 300ms, bodyTimeout: 300ms, idleTimeout: 1h}";
     let gateway = Gateway::start(&plan(std::slice::from_ref(&pod)).spec(spec));
     run(async {
         let connection = Connection::plain(gateway.address).await;
@@ -244,9 +250,8 @@ fn slow_bodies_and_silent_connections_are_ended() {
         let mut exchange = connection.begin(request, false).await.unwrap();
         exchange.body.send_data(Bytes::from_static(b"{\"model\":"), false).unwrap();
         exchange.response().await.unwrap().assert_error(408, "body_timeout", None);
-        // Idle, it is told to go in order.
-        connection.ended().await.unwrap();
-        // One that never asks for anything as well, and one that does not even begin.
+        drop(connection);
+        // One that never asks for anything is told to go in order, and one that does not even begin is let go.
         Connection::plain(gateway.address).await.ended().await.unwrap();
         let mut silent = TcpStream::connect(gateway.address).unwrap();
         silent.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -255,6 +260,89 @@ fn slow_bodies_and_silent_connections_are_ended() {
         let _ = silent.read_to_end(&mut came);
     });
     gateway.wait("the connections to be gone", |status| status["connections"] == 0);
+}
+
+#[test]
+fn an_idle_connection_is_told_to_go() {
+    let pod = RawPod::start();
+    let spec = "  limits: {idleTimeout: 1s}";
+    let gateway = Gateway::start(&plan(std::slice::from_ref(&pod)).spec(spec));
+    run(async {
+        let connection = Connection::plain(gateway.address).await;
+        let exchange = connection.begin(Request::get("http://gateway/health"), true).await.unwrap();
+        assert_eq!(exchange.response().await.unwrap().status, 200);
+        connection.ended().await.unwrap();
+    });
+}
+
+// Its windows are wide open, and it reads nothing: not even the frames that say so.
+#[test]
+fn a_client_that_reads_no_frames_costs_little_and_is_let_go() {
+    let pods = ScriptPod::start_all(2);
+    let spec = "  limits: {streamIdleTimeout: 1s}";
+    let gateway = Gateway::start(&scripted(&pods).spec(spec));
+    let before = memory(gateway.pid());
+    let mut client = TcpStream::connect(gateway.address).unwrap();
+    client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    // SETTINGS_INITIAL_WINDOW_SIZE, and the connection's own window.
+    client.write_all(&frame(4, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff])).unwrap();
+    client.write_all(&frame(8, 0, 0, &0x7000_0000_u32.to_be_bytes())).unwrap();
+    let body = chat("base", 1, true).to_string();
+    for number in 0..50 {
+        let script = Script { pauses: 0, ..Script::new(number, 20_000_000) };
+        let script = serde_json::to_string(&script).unwrap();
+        let fields = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", CHAT),
+            (":authority", "x"),
+            (SCRIPT, &script),
+        ];
+        let block: Vec<u8> = fields.iter().flat_map(|(name, value)| literal(name, value)).collect();
+        client.write_all(&frame(1, 4, 2 * number + 1, &block)).unwrap();
+        client.write_all(&frame(0, 1, 2 * number + 1, body.as_bytes())).unwrap();
+    }
+    gateway.wait("the answers to stand still", |_| {
+        let flowed = gateway.metric("sluice_gateway_client_connections");
+        flowed == Some(1.0) && memory(gateway.pid()) > 0
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let grown = memory(gateway.pid()).saturating_sub(before);
+    assert!(grown < 25_000_000, "{grown} bytes");
+    gateway.wait("it to be let go", |status| status["connections"] == 0);
+    gateway.wait_idle();
+}
+
+// The old gateway says GOAWAY however busy the connection is, and no request is lost by that.
+#[test]
+fn a_busy_connection_goes_to_the_gateway_that_takes_over() {
+    let pods = ScriptPod::start_all(2);
+    let plan = scripted(&pods).spec("  limits: {drainTimeout: 1h}");
+    let mut old = Gateway::start(&plan);
+    let mut new = None;
+    run(async {
+        let mut connection = Connection::plain(old.address).await;
+        let mut renewed = 0;
+        for number in 0..200 {
+            if number == 50 {
+                new = Some(old.successor(&plan));
+            }
+            let script = Script::new(number, 2000);
+            let exchange = match send(&connection, &script).await {
+                Ok(exchange) => exchange,
+                // It was told to go and takes nothing more: nothing was sent.
+                Err(_) => {
+                    renewed += 1;
+                    connection = Connection::plain(old.address).await;
+                    send(&connection, &script).await.unwrap()
+                }
+            };
+            assert_eq!(exchange.response().await.unwrap().body.len(), 2000, "{number}");
+            sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(renewed, 1);
+    });
+    assert!(old.wait_exit(PATIENCE).success());
 }
 
 // Field report 77: GOAWAY, what is under way is finished, nothing new is taken.
@@ -359,9 +447,16 @@ fn floods_end_their_connection_and_nothing_else() {
         client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
         client.write_all(&frame(4, 0, 0, &[])).unwrap();
         // Nothing is read meanwhile, as whoever floods does not.
-        let _ = client.write_all(&flood);
+        let written = client.write_all(&flood);
         let grown = memory(gateway.pid()).saturating_sub(before);
         assert!(grown < 30_000_000, "{what}: {grown} bytes");
+        if ["resets", "continuations", "empty continuations"].contains(&what) {
+            let ended = written.and_then(|()| client.read_to_end(&mut Vec::new()));
+            let is_over = |error: &std::io::Error| {
+                !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+            };
+            assert!(ended.as_ref().map_or_else(is_over, |_| true), "{what}: {ended:?}");
+        }
         drop(client);
         run(async {
             let connection = Connection::plain(gateway.address).await;
@@ -379,11 +474,25 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
+/// A field as HPACK writes it without any table.
+fn literal(name: &str, value: &str) -> Vec<u8> {
+    let length = |text: &str| match text.len() {
+        short @ 0..127 => vec![short as u8],
+        long => vec![127, ((long - 127) % 128) as u8 | 128, ((long - 127) / 128) as u8],
+    };
+    [vec![0], length(name), name.as_bytes().to_vec(), length(value), value.as_bytes().to_vec()]
+        .concat()
+}
+
 /// Has a pod answer by the script.
 async fn ask(connection: &Connection, script: &Script) -> Result<Response, h2::Error> {
+    send(connection, script).await?.response().await
+}
+
+async fn send(connection: &Connection, script: &Script) -> Result<Exchange, h2::Error> {
     let mut exchange = connection.begin(request(script), false).await?;
     exchange.body.send_data(chat("base", 1, true).to_string().into(), true)?;
-    exchange.response().await
+    Ok(exchange)
 }
 
 fn request(script: &Script) -> http::request::Builder {

@@ -123,6 +123,34 @@ fn clients_must_show_a_certificate_where_that_is_asked() {
 }
 
 #[test]
+fn a_client_is_not_let_in_by_its_earlier_session() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let server = authority.issue("server", &["127.0.0.1"]);
+    let known = authority.issue("known", &["known"]);
+    let pod = RawPod::start();
+    let trusted = authority.file().with_file_name("trusted.crt");
+    fs::copy(authority.file(), &trusted).unwrap();
+    let spec =
+        format!("{}    clientCaFile: \"{}\"\n", Identity::spec(&[&server]), trusted.display());
+    let gateway = Gateway::start(&https(plan(&[pod])).spec(&spec));
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        fs::copy(authority.file(), &trusted).unwrap();
+        // One that remembers sessions.
+        let speaker = authority.speaker_of(&[], Some(&known), &[version]);
+        let asked = || {
+            let mut client = speaker.connect(gateway.address, "127.0.0.1")?;
+            client.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
+            let mut text = String::new();
+            client.read_to_string(&mut text).map(|_| text)
+        };
+        gateway.wait("the client to be trusted", |_| asked().is_ok());
+        fs::copy(other.file(), &trusted).unwrap();
+        gateway.wait("the client to be trusted no more", |_| asked().is_err());
+        assert!(asked().is_err());
+    }
+}
+
+#[test]
 fn certificates_change_under_load_and_no_handshake_fails() {
     let authority = Authority::new();
     let mut identity = authority.issue("server", &["127.0.0.1"]);

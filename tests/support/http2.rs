@@ -50,7 +50,20 @@ impl Connection {
     }
 
     async fn over(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
-        let (send, connection) = client::handshake(stream).await.expect("a handshake");
+        Self::with(client::Builder::new(), stream).await
+    }
+
+    /// Connects in clear text as `settings` say.
+    pub async fn plain_with(settings: client::Builder, address: SocketAddr) -> Self {
+        let socket = TcpStream::connect(address).await.expect("the gateway accepts");
+        Self::with(settings, socket).await
+    }
+
+    async fn with(
+        settings: client::Builder,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> Self {
+        let (send, connection) = settings.handshake(stream).await.expect("a handshake");
         Self { send, driver: tokio::spawn(connection) }
     }
 
@@ -115,14 +128,26 @@ impl Exchange {
     /// # Errors
     /// It was reset before or in its body.
     pub async fn response(self) -> Result<Response, h2::Error> {
+        let (response, end) = self.as_far_as_it_comes().await?;
+        end.map_or(Ok(response), Err)
+    }
+
+    /// Waits for the answer's end, and says with what error it ended if it is not whole.
+    ///
+    /// # Errors
+    /// It was reset before its body.
+    pub async fn as_far_as_it_comes(self) -> Result<(Response, Option<h2::Error>), h2::Error> {
         let (mut response, mut body) = self.head().await?;
         while let Some(piece) = timeout(PATIENCE, body.data()).await.expect("the body goes on") {
-            let piece = piece?;
+            let piece = match piece {
+                Ok(piece) => piece,
+                Err(error) => return Ok((response, Some(error))),
+            };
             body.flow_control().release_capacity(piece.len())?;
             response.body.extend_from_slice(&piece);
         }
         response.complete = true;
-        Ok(response)
+        Ok((response, None))
     }
 
     /// Gives the request up.

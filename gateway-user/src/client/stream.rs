@@ -19,7 +19,7 @@ use tokio::time::sleep;
 use tokio_rustls::server::TlsStream;
 
 use super::Scratch;
-use crate::http2::Exchange;
+use crate::http2::Channel;
 use crate::metrics::PathReason;
 
 /// What a client's bytes come and go by.
@@ -30,7 +30,7 @@ pub enum Stream {
     /// HTTP/1.1 over TLS.
     Tls(Box<RefCell<TlsStream<TcpStream>>>),
     /// One request of an HTTP/2 connection.
-    Http2(Box<RefCell<Exchange>>),
+    Http2(Box<RefCell<Channel>>),
 }
 
 /// The reading side.
@@ -41,7 +41,7 @@ pub enum Reader<'a> {
     /// See [`Stream::Tls`].
     Tls(&'a RefCell<TlsStream<TcpStream>>),
     /// See [`Stream::Http2`].
-    Http2(&'a RefCell<Exchange>),
+    Http2(&'a RefCell<Channel>),
 }
 
 /// The writing side: writes, and counts what was written.
@@ -55,7 +55,7 @@ pub struct Writer<'a> {
 enum Half<'a> {
     Plain(WriteHalf<'a>),
     Tls(&'a RefCell<TlsStream<TcpStream>>),
-    Http2(&'a RefCell<Exchange>),
+    Http2(&'a RefCell<Channel>),
 }
 
 impl Stream {
@@ -67,7 +67,7 @@ impl Stream {
                 (Reader::Plain(reader), Half::Plain(half))
             }
             Self::Tls(stream) => (Reader::Tls(stream), Half::Tls(stream)),
-            Self::Http2(exchange) => (Reader::Http2(exchange), Half::Http2(exchange)),
+            Self::Http2(channel) => (Reader::Http2(channel), Half::Http2(channel)),
         };
         (reader, Writer { half, sent })
     }
@@ -77,7 +77,7 @@ impl Stream {
         match self {
             Self::Plain(stream) => Reader::Plain(stream.split().0),
             Self::Tls(stream) => Reader::Tls(stream),
-            Self::Http2(exchange) => Reader::Http2(exchange),
+            Self::Http2(channel) => Reader::Http2(channel),
         }
     }
 
@@ -86,8 +86,8 @@ impl Stream {
         match self {
             Self::Plain(stream) => stream.read_buf(to).await,
             Self::Tls(stream) => stream.get_mut().read_buf(to).await,
-            Self::Http2(exchange) => {
-                poll_fn(|context| exchange.get_mut().poll_read(context, to)).await
+            Self::Http2(channel) => {
+                poll_fn(|context| channel.get_mut().poll_read(context, to)).await
             }
         }
     }
@@ -127,7 +127,7 @@ impl Stream {
             Self::Tls(stream) => {
                 poll_fn(|context| Pin::new(stream.get_mut()).poll_shutdown(context)).await
             }
-            Self::Http2(exchange) => exchange.get_mut().finish(),
+            Self::Http2(channel) => channel.get_mut().finish(),
         }
     }
 }
@@ -141,7 +141,7 @@ impl AsyncRead for Reader<'_> {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_read(context, buffer),
             Self::Tls(stream) => Pin::new(&mut *stream.borrow_mut()).poll_read(context, buffer),
-            Self::Http2(exchange) => exchange.borrow_mut().poll_read(context, buffer).map_ok(drop),
+            Self::Http2(channel) => channel.borrow_mut().poll_read(context, buffer).map_ok(drop),
         }
     }
 }
@@ -153,8 +153,8 @@ impl Reader<'_> {
     /// A half-close counts as leaving: model servers take it so, and no client of theirs does it
     /// otherwise. On HTTP/2, where it ends every request, only a reset does.
     pub async fn gone(&mut self, input: &mut Vec<u8>, scratch: &Scratch) {
-        if let Self::Http2(exchange) = self {
-            return poll_fn(|context| exchange.borrow_mut().poll_reset(context)).await;
+        if let Self::Http2(channel) = self {
+            return poll_fn(|context| channel.borrow_mut().poll_reset(context)).await;
         }
         while input.len() < MAX_PIPELINED {
             let read = scratch.read(self, |bytes| input.extend_from_slice(bytes)).await;
@@ -190,7 +190,7 @@ impl Writer<'_> {
             Half::Plain(half) => half.try_write(bytes)?,
             // What TLS has taken may need to be waited for.
             Half::Tls(_) => return Err(io::ErrorKind::WouldBlock.into()),
-            Half::Http2(exchange) => exchange.borrow_mut().try_write(bytes)?,
+            Half::Http2(channel) => channel.borrow_mut().try_write(bytes)?,
         };
         self.count(count as u64);
         Ok(count)
@@ -217,11 +217,11 @@ impl Writer<'_> {
                 }
                 poll_fn(|context| Pin::new(&mut *stream.borrow_mut()).poll_flush(context)).await
             }
-            Half::Http2(exchange) => {
+            Half::Http2(channel) => {
                 let mut rest = bytes;
                 while !rest.is_empty() {
                     let count =
-                        poll_fn(|context| exchange.borrow_mut().poll_write(context, rest)).await?;
+                        poll_fn(|context| channel.borrow_mut().poll_write(context, rest)).await?;
                     self.count(count as u64);
                     rest = rest.get(count..).unwrap_or_default();
                 }
@@ -254,7 +254,7 @@ impl Writer<'_> {
         match &self.half {
             Half::Plain(half) => has_left(half.as_ref()),
             Half::Tls(stream) => has_left(stream.borrow().get_ref().0),
-            Half::Http2(exchange) => exchange.borrow_mut().is_reset(),
+            Half::Http2(channel) => channel.borrow_mut().is_reset(),
         }
     }
 }

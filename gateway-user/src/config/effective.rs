@@ -392,6 +392,11 @@ impl Builder<'_> {
         if steering == Steering::Off {
             self.fail(&mode, &[], "connection cannot be served with kernel.steering: off");
         }
+        let own = listeners.iter().find(|own| Some(&own.name) == scheduler.listener.as_ref());
+        if own.is_some_and(|own| own.protocol != Protocol::Http) {
+            let text = "cannot be served by a listener whose protocol is not http: the pods' own sockets speak no TLS";
+            self.fail(&path.field("listener"), &[], text);
+        }
         if !scheduler.lora_adapters.is_empty() {
             let text = "cannot be told apart with mode: connection, where the gateway reads no \
                         request";

@@ -272,7 +272,7 @@ pub enum KernelLog {
 pub struct Limits {
     /// Client connections at once, all listeners together. Default 65,536.
     pub max_connections: usize,
-    /// Requests at once on one HTTP/2 connection. Default 256.
+    /// Requests at once on one HTTP/2 connection. Default 100.
     pub max_streams: u32,
     /// Those of one client address, of IPv6 of one /64. Default 16,384.
     pub max_connections_per_address: u32,

@@ -339,7 +339,11 @@ async fn refuse(
             exchange.status = refusal.status;
             exchange.keep_alive = side.keep_alive && !refusal.close;
         }
-        _ => exchange.outcome = Outcome::ClientGone,
+        _ => {
+            exchange.outcome = Outcome::ClientGone;
+            // What has come of it is not all of it.
+            client.reset_on_close(false);
+        }
     }
     exchange
 }

@@ -306,12 +306,12 @@ pub struct Limits {
     /// Client connections at once, all listeners together.
     #[schemars(range(min = 1, max = 1048576))]
     pub max_connections: u32,
-    /// Requests at once on one HTTP/2 connection.
-    #[schemars(range(min = 1, max = 65535))]
-    pub max_streams_per_connection: u32,
     /// Of these, those of one client address (of IPv6, of one /64); all that come through one load balancer have its.
     #[schemars(range(min = 1, max = 1048576))]
     pub max_connections_per_address: u32,
+    /// Requests at once on one HTTP/2 connection.
+    #[schemars(range(min = 1, max = 65535))]
+    pub max_streams_per_connection: u32,
     /// Longest request head.
     #[schemars(extend("x-minimum" = "1Ki", "x-maximum" = "1Mi"))]
     pub max_head_bytes: Size,
@@ -353,7 +353,7 @@ impl Default for Limits {
         let seconds = |count| KubeDuration(Duration::from_secs(count));
         Self {
             max_connections: 65_536,
-            max_streams_per_connection: 256,
+            max_streams_per_connection: 100,
             max_connections_per_address: 16_384,
             max_head_bytes: Size(64 << 10),
             max_buffered_bytes: Size(1 << 30),

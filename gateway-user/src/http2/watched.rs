@@ -1,32 +1,48 @@
-//! A stream of which the beginning has been read already.
+//! A stream of which the beginning has been read already, and of which it is known since when it takes nothing.
 
+use std::cell::Cell;
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
 
 /// Reads first what has been read, and then on.
 #[derive(Debug)]
-pub(super) struct Rewound<T> {
+pub(super) struct Watched<T> {
     read: Vec<u8>,
     rest: T,
+    stalled: Rc<Cell<Option<Instant>>>,
 }
 
-impl<T> Rewound<T> {
+impl<T> Watched<T> {
     /// `read` came before what `rest` gives.
     pub(super) fn new(read: Vec<u8>, rest: T) -> Self {
-        Self { read, rest }
+        Self { read, rest, stalled: Rc::default() }
+    }
+
+    /// Since when it has taken nothing of what is to be written, if that is so.
+    pub(super) fn stalled(&self) -> Rc<Cell<Option<Instant>>> {
+        Rc::clone(&self.stalled)
+    }
+
+    fn note<R>(&self, written: &Poll<R>) {
+        self.stalled.set(match written {
+            Poll::Ready(_) => None,
+            Poll::Pending => self.stalled.get().or_else(|| Some(Instant::now())),
+        });
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Rewound<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { read, rest } = self.get_mut();
+        let Self { read, rest, .. } = self.get_mut();
         if read.is_empty() {
             return Pin::new(rest).poll_read(context, buffer);
         }
@@ -40,13 +56,16 @@ impl<T: AsyncRead + Unpin> AsyncRead for Rewound<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Rewound<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().rest).poll_write(context, bytes)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.rest).poll_write(context, bytes);
+        this.note(&written);
+        written
     }
 
     fn poll_write_vectored(
@@ -54,7 +73,10 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Rewound<T> {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().rest).poll_write_vectored(context, parts)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.rest).poll_write_vectored(context, parts);
+        this.note(&written);
+        written
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -79,7 +101,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_read_comes_first_in_pieces_of_any_size() {
         for size in 1..8 {
-            let mut stream = Rewound::new(b"abcde".to_vec(), &b"fgh"[..]);
+            let mut stream = Watched::new(b"abcde".to_vec(), &b"fgh"[..]);
             let mut all = Vec::new();
             let mut piece = vec![0; size];
             loop {

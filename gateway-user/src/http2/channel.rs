@@ -10,13 +10,14 @@ use bytes::{BufMut, Bytes};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
+use tokio::task::yield_now;
 
 use crate::flow::head::MAX_HEAD;
 use crate::request::head::{MAX_HEADERS, is_hop_by_hop};
 
 /// A request and its answer.
 #[derive(Debug)]
-pub struct Exchange {
+pub struct Channel {
     body: RecvStream,
     /// Of the body: came, and has not been read.
     received: Bytes,
@@ -33,7 +34,7 @@ enum Answer {
     Over,
 }
 
-impl Exchange {
+impl Channel {
     /// A request whose head has come.
     pub fn new(body: RecvStream, respond: SendResponse<Bytes>) -> Self {
         Self { body, received: Bytes::new(), answer: Answer::Head(respond, Vec::new()) }
@@ -116,14 +117,24 @@ impl Exchange {
         }
     }
 
-    /// Ends the answer such that the client sees that it is not whole. `deliver`: of what was written, nothing is lost
-    /// by that, and the client sees a cancelled stream; else it goes at once.
-    pub fn reset(&mut self, deliver: bool) {
-        // Dropped, h2 sends what it holds and a reset behind it.
-        if let (Answer::Body(stream), false) = (&mut self.answer, deliver) {
-            stream.send_reset(Reason::INTERNAL_ERROR);
+    /// Ends the answer such that the client sees that it is not whole, at once.
+    pub fn reset(&mut self) {
+        match &mut self.answer {
+            Answer::Head(respond, _) => respond.send_reset(Reason::INTERNAL_ERROR),
+            Answer::Body(stream) => stream.send_reset(Reason::INTERNAL_ERROR),
+            Answer::Over => {}
         }
         self.answer = Answer::Over;
+    }
+
+    /// The same behind what has been written.
+    pub async fn reset_behind(&mut self) {
+        // A reset drops what h2 still holds. It holds no more than the client's window takes, so that all of it
+        // goes out with the next turns of the connection's task.
+        for _ in 0..TURNS {
+            yield_now().await;
+        }
+        self.reset();
     }
 
     fn write_head(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -157,7 +168,7 @@ fn send(stream: &mut SendStream<Bytes>, bytes: &[u8]) -> io::Result<usize> {
 /// Reads the head of an answer. `None`: it is not complete. RFC 9113 section 8.2.2: what concerns a connection is no
 /// field there.
 fn parse(head: &[u8]) -> io::Result<Option<(usize, Response<()>)>> {
-    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS + 8];
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS + 16];
     let mut parsed = httparse::Response::new(&mut headers);
     let len = match parsed.parse(head).map_err(io::Error::other)? {
         httparse::Status::Complete(len) => len,
@@ -173,6 +184,9 @@ fn parse(head: &[u8]) -> io::Result<Option<(usize, Response<()>)>> {
     }
     Ok(Some((len, response)))
 }
+
+/// How often other tasks run before a reset: the connection's, which writes, is among them.
+const TURNS: u32 = 4;
 
 /// What the gateway adds to a pod's head is less than this, in bytes.
 const OWN_HEADERS: usize = 64 * 1024;
