@@ -14,6 +14,7 @@ use serde_json::json;
 use sluice_tests::client::{Client, chat, get_with, post_with};
 use sluice_tests::engine::{Options, Server};
 use sluice_tests::gateway::{Gateway, PATIENCE, Plan, binary};
+use sluice_tests::http2::{Connection, run};
 use sluice_tests::pod::{RawPod, answer, plan};
 
 #[test]
@@ -170,6 +171,45 @@ fn field_report_43_pods_with_a_key_get_it_with_every_question() {
     gateway.wait_metric("sluice_auth_reloads_total{source=\"pod_key\",result=\"failed\"}", 1.0);
     gateway.wait("the pod to be asked with the old key", is_well);
     assert!(!gateway.log().contains("two words") && !gateway.log().contains("sk-"));
+}
+
+#[test]
+fn each_request_of_an_http2_connection_shows_a_key_of_its_own() {
+    let pods = [RawPod::start()];
+    let folder = Folder::new();
+    let limits = ", limits: {concurrentRequests: 1}";
+    let keys = folder.keys(&[("alice", "sk-a", limits), ("bob", "sk-b", "")]);
+    let gateway = Gateway::start(&plan(&pods).spec(&keys));
+    let chat = chat("base", 1, false);
+    let path = "/v1/chat/completions";
+    run(async {
+        let connection = Connection::plain(gateway.address).await;
+        let by = |key: &'static str| {
+            let (connection, chat) = (&connection, &chat);
+            async move { connection.post_with(path, &[("authorization", key)], chat).await }
+        };
+        let first = by("Bearer sk-a").await;
+        let taken = pods[0].take();
+        assert_eq!(taken.header("authorization"), None, "{}", taken.head);
+        // Who is refused does not end the connection for the others.
+        let nobody = connection.post(path, &chat).await.response().await.unwrap();
+        nobody.assert_error(401, "invalid_api_key", None);
+        let one_more = by("Bearer sk-a").await.response().await.unwrap();
+        one_more.assert_error(429, "rate_limit_exceeded", None);
+        let other = by("Bearer sk-b").await;
+        let mut others = pods[0].take();
+        others.send(answer(200, "", "{}"));
+        assert_eq!(other.response().await.unwrap().status, 200);
+        // One that is given up leaves its place.
+        first.cancel();
+        taken.wait_closed();
+        gateway.wait_metric("sluice_key_requests_in_flight{key=\"alice\"}", 0.0);
+        others.keep();
+        let again = by("Bearer sk-a").await;
+        pods[0].take().send(answer(200, "", "{}"));
+        assert_eq!(again.response().await.unwrap().status, 200);
+        assert!(!connection.is_over());
+    });
 }
 
 #[test]

@@ -84,10 +84,17 @@ impl Connection {
 
     /// Sends a JSON body to a path.
     pub async fn post(&self, path: &str, body: &Value) -> Exchange {
+        self.post_with(path, &[], body).await
+    }
+
+    /// The same with further headers.
+    pub async fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Exchange {
         let body = body.to_string();
         let request = Request::post(format!("http://gateway{path}"))
             .header("content-type", "application/json")
             .header("content-length", body.len());
+        let request =
+            headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         let mut exchange = self.begin(request, false).await.expect("the gateway takes requests");
         exchange.body.send_data(body.into(), true).expect("room for a small body");
         exchange
