@@ -72,7 +72,7 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
     };
     pool.metrics.finished(&record);
     if let Some(admitted) = admitted {
-        admitted.settle_by(&record);
+        admitted.settle_by(&record, exchange.pod.is_some());
     }
     if let Some(caller) = asked.caller {
         let metrics = &caller.key.metrics;

@@ -161,12 +161,11 @@ pub fn check(
         return Err(Denied::Malformed);
     }
     let mut denied = Denied::UnknownKey;
-    for key in &keys.keys {
-        if header.kid.is_some() && header.kid.as_deref() != key.id.as_deref()
-            || !key.algorithms.contains(&header.alg)
-        {
-            continue;
-        }
+    let is_fit = |key: &&Key| {
+        (header.kid.is_none() || header.kid.as_deref() == key.id.as_deref())
+            && key.algorithms.contains(&header.alg)
+    };
+    for key in keys.keys.iter().filter(is_fit).take(MAX_TRIED) {
         // The rest is looked at below, with the time that is passed in.
         let mut validation = Validation::new(header.alg);
         validation.required_spec_claims.clear();
@@ -249,8 +248,11 @@ const RSA: [Algorithm; 6] = [
 /// Seconds that the issuer's clock and ours may be apart.
 const LEEWAY: f64 = 30.0;
 
-/// Keys in one set; a token without a key's id is tried with each.
+/// Keys in one set.
 const MAX_KEYS: usize = 64;
+
+/// Keys that one token is tried with, where several may be meant: each costs a check of a signature.
+const MAX_TRIED: usize = 4;
 
 /// Longest token looked at, in bytes; those with many groups come to some KB.
 const MAX_TOKEN: usize = 16 << 10;

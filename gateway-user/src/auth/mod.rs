@@ -129,9 +129,10 @@ impl Auth {
         self.checks
     }
 
-    /// Why nobody with a token can be let in yet, if that is so.
+    /// Why nobody can be let in yet, if that is so.
     pub fn unready(&self) -> Option<String> {
-        let tokens = self.tokens.as_ref()?;
+        // Who has an API key is served all the same.
+        let tokens = self.tokens.as_ref().filter(|_| self.keys.is_none())?;
         tokens
             .keys
             .load()
@@ -152,6 +153,8 @@ impl Auth {
             return Ok(None);
         }
         let mut why = None;
+        // Checking a signature is the one thing here that costs something: a request has it done once.
+        let mut tokens = self.tokens.as_ref();
         for secret in credentials.secrets() {
             if let Some(key) = self
                 .keys
@@ -160,7 +163,7 @@ impl Auth {
             {
                 return Ok(Some(Caller { key, subject: None }));
             }
-            match self.tokens.as_ref().filter(|_| jwt::is_token(secret)) {
+            match tokens.take_if(|_| jwt::is_token(secret)) {
                 Some(tokens) => match tokens.check(secret, now) {
                     Ok(caller) => return Ok(Some(caller)),
                     Err(refusal) => why = Some(refusal),

@@ -163,7 +163,7 @@ impl Tokens {
 }
 
 /// Keeps a key set fresh. Never ends.
-async fn follow(source: Source, cache: Duration, gateway: Arc<Gateway>) {
+async fn follow(mut source: Source, cache: Duration, gateway: Arc<Gateway>) {
     let Some(tokens) = &gateway.auth.tokens else { return };
     let name = &tokens.provider.name;
     let mut pause = LEAST_RETRY;
@@ -190,6 +190,13 @@ async fn follow(source: Source, cache: Duration, gateway: Arc<Gateway>) {
                     "the signing keys of `{name}` cannot be had: {why}; those known before stay in force"
                 );
                 failed = true;
+                // Whom to trust may have changed with the server's certificate.
+                if let KeySource::Remote { uri, ca_file: Some(file), .. } = &tokens.provider.keys {
+                    match Source::new(uri, Some(file)) {
+                        Ok(anew) => source = anew,
+                        Err(why) => warn!("{uri}: {why}"),
+                    }
+                }
                 let next = pause;
                 pause = (2 * pause).min(MOST_RETRY).min(cache.max(LEAST_RETRY));
                 next

@@ -20,7 +20,7 @@ use self::bucket::{Bucket, Short, State};
 use crate::auth::Caller;
 use crate::config::RateLimits;
 use crate::error::{Lines, Refusal};
-use crate::metrics::{Limit, Record};
+use crate::metrics::{Limit, Outcome, Record};
 use crate::pool::Pool;
 
 /// What a key or a model has used of its limits.
@@ -222,12 +222,15 @@ impl Admitted {
         self
     }
 
-    /// The request is over, as `record` says. One that no pod has answered has cost nothing; one of which the pod tells
-    /// nothing costs what it was guessed to.
-    pub fn settle_by(self, record: &Record) {
+    /// The request is over, as `record` says. One that no pod has answered has cost nothing, but for its prompt where the
+    /// client left while a pod was at it (`asked`); one of which the pod tells nothing costs what it was guessed to.
+    pub fn settle_by(self, record: &Record, asked: bool) {
         let answered = (200..300).contains(&record.status);
         let guessed = (self.reserved, self.prompt);
         let used = match (record.prompt_tokens, record.completion_tokens) {
+            (None, None) if !answered && asked && record.outcome == Outcome::ClientGone => {
+                guessed.1
+            }
             (None, None) if !answered => 0,
             (None, None) => guessed.0,
             (prompt, generated) => {
@@ -313,6 +316,7 @@ const SHORTEST: Duration = Duration::from_millis(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::tests::record;
 
     fn rates(requests: Option<u32>, tokens: Option<u64>, concurrent: Option<u32>) -> RateLimits {
         RateLimits {
@@ -369,6 +373,39 @@ mod tests {
         admit([Arc::clone(&limiter)], 100, None, now).unwrap().settle(2000);
         let refused = admit([Arc::clone(&limiter)], 1, None, now).unwrap_err();
         assert_eq!(refused.short, Short::Wait(Duration::from_millis(60_060)));
+    }
+
+    #[test]
+    fn what_a_request_costs_in_the_end() {
+        use Outcome::{Aborted, ClientError, ClientGone, Ok, PodError, Rejected, TimedOut};
+        let now = Instant::now();
+        // Of a prompt guessed to be 100 tokens, and an answer of at most 300.
+        for (outcome, status, asked, prompt, generated, cost) in [
+            (Ok, 200, true, Some(90), Some(50), 140),
+            (Ok, 200, true, None, Some(50), 150),
+            (Ok, 200, true, Some(90), None, 90),
+            (Ok, 200, true, None, None, 400),
+            (ClientError, 400, true, None, None, 0),
+            (PodError, 502, true, None, None, 0),
+            (TimedOut, 504, true, None, None, 0),
+            (Rejected, 429, false, None, None, 0),
+            // Before a pod was asked, while it computed the prompt, and within its answer.
+            (ClientGone, 0, false, None, None, 0),
+            (ClientGone, 0, true, None, None, 100),
+            (ClientGone, 200, true, None, Some(7), 107),
+            (Aborted, 200, true, None, Some(7), 107),
+        ] {
+            let limiter = limiter(rates(None, Some(1000), None), now);
+            let admitted = admit([Arc::clone(&limiter)], 100, Some(300), now).unwrap();
+            let record = Record {
+                status,
+                prompt_tokens: prompt,
+                completion_tokens: generated,
+                ..record(outcome)
+            };
+            admitted.settle_by(&record, asked);
+            assert_eq!(left(&limiter, now).1, Some(1000 - cost), "{outcome:?} {status} {asked}");
+        }
     }
 
     #[test]

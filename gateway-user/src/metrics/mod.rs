@@ -129,4 +129,4 @@ struct Shared {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -10,7 +10,7 @@ use super::*;
 use crate::schedule::{PodView, Signals};
 
 /// A request that ended so, with nothing else known.
-pub(super) fn record(outcome: Outcome) -> Record {
+pub(crate) fn record(outcome: Outcome) -> Record {
     Record {
         status: 200,
         outcome,

@@ -1,5 +1,6 @@
 //! JSON web tokens, by key sets from an issuer on loopback.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
@@ -186,6 +187,44 @@ fn keys_over_https_by_whom_the_configuration_trusts() {
             }
         }
     }
+}
+
+#[test]
+fn a_ca_file_that_was_wrong_is_read_again() {
+    let (trusted, other) = (Authority::new(), Authority::new());
+    let issuer = Issuer::start_with(Some(&trusted.issue("good", &["127.0.0.1"])));
+    let one = Pair::new("one");
+    issuer.serve(&[&one]);
+    let folder = Folder::new();
+    let file = folder.write("ca.pem", &fs::read_to_string(other.file()).unwrap());
+    let ca_file = format!(", caFile: {}, cacheDuration", file.display());
+    let spec =
+        issuer.spec("5m").replace("http://", "https://").replace(", cacheDuration", &ca_file);
+    let pods = Server::start_all(vec![Options::default()]).unwrap();
+    let gateway = Gateway::start(&Plan::pool("base", &pods).spec(&spec));
+    gateway.wait_metric("sluice_auth_reloads_total{source=\"key_set\",result=\"done\"}", 0.0);
+    ask(&gateway, &one.sign(&claims())).assert_error(503, "signing_keys_missing", None);
+    folder.write("ca.pem", &fs::read_to_string(trusted.file()).unwrap());
+    gateway.wait_metric("sluice_auth_reloads_total{source=\"key_set\",result=\"done\"}", 1.0);
+    assert_eq!(ask(&gateway, &one.sign(&claims())).status, 200);
+}
+
+#[test]
+fn api_keys_are_served_without_the_issuers_keys() {
+    let issuer = Issuer::start();
+    let folder = Folder::new();
+    folder.keys(&[("alice", "sk-a", "")]);
+    let keys = format!("    apiKeys: {{file: {}}}", folder.0.join("keys.yaml").display());
+    let spec = issuer.spec("5m").replace("  auth:\n", &format!("  auth:\n{keys}\n"));
+    let pods = Server::start_all(vec![Options::default()]).unwrap();
+    let gateway = Gateway::start(&Plan::pool("base", &pods).spec(&spec));
+    assert_eq!(get_with(gateway.address, "/health", "").status, 200);
+    assert_eq!(ask(&gateway, "sk-a").status, 200);
+    ask(&gateway, &Pair::new("one").sign(&claims())).assert_error(
+        503,
+        "signing_keys_missing",
+        None,
+    );
 }
 
 /// A private key of an issuer, and its public part.

@@ -248,6 +248,14 @@ fn keys_without_an_id() {
     for keys in [[&nameless(&other), &nameless(&EC)], [&other.public, &EC.public]] {
         assert!(check(&token, &set(&keys), &provider(), NOW).is_ok());
     }
+    // At the cap, and one key more before the right one.
+    let others: Vec<Pair> = (0..MAX_TRIED).map(|_| Pair::new("other", Algorithm::ES256)).collect();
+    for (before, expected) in [(MAX_TRIED - 1, true), (MAX_TRIED, false)] {
+        let mut keys: Vec<&Value> = others.iter().take(before).map(|pair| &pair.public).collect();
+        keys.insert(0, &RSA_PAIR.public);
+        keys.push(&EC.public);
+        assert_eq!(check(&token, &set(&keys), &provider(), NOW).is_ok(), expected, "{before}");
+    }
     let named = EC.sign(&good());
     assert_eq!(
         check(&named, &set(&[&nameless(&EC)]), &provider(), NOW),
