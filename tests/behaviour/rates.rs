@@ -174,7 +174,6 @@ fn requests_at_once_at_the_cap_and_one_more() {
     taken.send(answer(200, "", "{}"));
     taken.keep();
     assert_eq!(client.response().status, 200);
-    taken.keep();
     let (client, taken) = clients.pop().unwrap();
     drop(client);
     taken.wait_closed();
