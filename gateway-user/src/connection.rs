@@ -221,9 +221,12 @@ async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
         Method::Get if path == realtime::PATH => {
             realtime::exchange(client, &head, asked, pool, worker).await
         }
-        Method::Get | Method::Head | Method::Post
+        Method::Get | Method::Head
             if head.body == head::BodyLength::Known(0) && route::response_id(path).is_some() =>
         {
+            stored::exchange(client, &head, asked, keep_alive, pool, worker).await
+        }
+        Method::Post if route::response_id(path).is_some() => {
             stored::exchange(client, &head, asked, keep_alive, pool, worker).await
         }
         Method::Post => inference(client, &head, asked, keep_alive, pool, worker).await,

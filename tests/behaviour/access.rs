@@ -8,7 +8,7 @@ use sluice_tests::gateway::{Gateway, PATIENCE, Plan};
 use sluice_tests::pod::{LAST, RawPod, STREAM, answer, chunk, plan};
 
 /// The lines so far, once there are so many.
-fn lines(gateway: &Gateway, count: usize) -> Vec<Value> {
+pub(crate) fn lines(gateway: &Gateway, count: usize) -> Vec<Value> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let log = gateway.log();

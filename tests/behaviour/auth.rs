@@ -375,8 +375,10 @@ fn a_websocket_asks_for_a_key_like_all_else() {
     switch("").response().assert_error(401, "invalid_api_key", None);
     switch("x-api-key: sk-b\r\n").response().assert_error(403, "model_not_allowed", Some("model"));
     assert!(pods[0].take_within(Duration::ZERO).is_none());
-    let mut client = switch("x-api-key: sk-a\r\n");
+    let protocols = "Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.sk-a\r\n";
+    let mut client = switch(&format!("x-api-key: sk-a\r\n{protocols}"));
     let mut taken = pods[0].take();
+    assert_eq!(taken.header("sec-websocket-protocol"), Some("realtime"));
     assert_eq!(taken.header("authorization"), Some("Bearer sk-pods"));
     assert_eq!(taken.header("x-api-key"), None);
     taken.send(

@@ -5,11 +5,13 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
+use serde_json::json;
 use sluice_tests::client::Client;
 use sluice_tests::gateway::{Gateway, PATIENCE};
 use sluice_tests::pod::{RawPod, Taken, answer, nobody, plan};
 use sluice_tests::tls::Authority;
 
+use crate::access;
 use crate::tls::secure_raw;
 
 /// A client's request to switch, and what it says without waiting.
@@ -112,12 +114,15 @@ fn field_report_51_bytes_go_both_ways_and_count_as_in_flight() {
     gateway.wait_metric(outcome, 1.0);
     let upgraded = "sluice_flow_responses_total{path=\"relay\",reason=\"upgraded\"}";
     assert_eq!(gateway.metric(upgraded), Some(1.0));
-    let log = gateway.log();
-    let line = log.lines().find(|line| line.contains("\"url\":\"/v1/realtime\"")).expect("a line");
-    for part in
-        ["\"status\":101", "\"model\":\"base\"", "\"outcome\":\"ok\"", "\"bytes_out\":8000005"]
-    {
-        assert!(line.contains(part), "{line}");
+    let line = &access::lines(&gateway, 1)[0];
+    for (name, value) in [
+        ("url", json!("/v1/realtime")),
+        ("status", json!(101)),
+        ("model", json!("base")),
+        ("outcome", json!("ok")),
+        ("bytes_out", json!(8_000_005)),
+    ] {
+        assert_eq!(line[name], value, "{name} in {line:#}");
     }
 }
 

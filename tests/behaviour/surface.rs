@@ -1,5 +1,6 @@
 //! Every interface of model servers that clients use, through the real gateway: which pod, and what it gets.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -166,6 +167,7 @@ fn what_is_asked_of_a_response_goes_to_the_pod_that_made_it() {
                 "POST /v1/responses/{id}/cancel HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n"
             ));
             let mut cancel = pods[index].take();
+            assert!(cancel.body.is_empty());
             assert!(cancel.head.starts_with(&format!("POST /v1/responses/{id}/cancel ")));
             cancel.send(answer(200, "", &response_body(&id)));
             cancel.keep();
@@ -192,6 +194,12 @@ fn what_is_asked_of_a_response_goes_to_the_pod_that_made_it() {
         "sluice_pool_model_tokens_total{pool=\"pool-0\",model=\"base\",kind=\"generated\"}";
     let counted = gateway.metric(tokens);
     for (id, index) in &makers {
+        client.post_bytes(&format!("/v1/responses/{id}/cancel"), b"{\"x\":1}");
+        let mut taken = pods[*index].take();
+        assert_eq!(taken.body, b"{\"x\":1}");
+        taken.send(answer(200, "", &response_body(id)));
+        taken.keep();
+        assert_eq!(client.response().status, 200);
         for suffix in ["", "/input_items", "?stream=false"] {
             client.send(format!("GET /v1/responses/{id}{suffix} HTTP/1.1\r\nhost: g\r\n\r\n"));
             let mut taken = pods[*index].take();
@@ -289,6 +297,45 @@ fn field_report_67_usage_is_asked_for_and_taken_out_again() {
     taken.send(answer(200, "", "{}"));
     taken.keep();
     assert_eq!(client.response().status, 200);
+}
+
+// A client that is given no chunks gets the same.
+#[test]
+fn an_http10_client_gets_no_usage_that_it_has_not_asked_for() {
+    let pods = [RawPod::start()];
+    let gateway = Gateway::start(&plan(&pods).spec("  includeUsage: true"));
+    let mut client = Client::connect(gateway.address);
+    let body = json!({"model": "base", "stream": true}).to_string();
+    client.send(format!(
+        "POST /v1/chat/completions HTTP/1.0\r\nhost: g\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    ));
+    let mut taken = pods[0].take();
+    taken.send([STREAM.as_bytes(), &chunk(WORD), &chunk(USAGE), LAST.as_bytes()].concat());
+    assert_eq!(client.response().text(), WORD);
+}
+
+// Asked for in a body that is compressed, the pod gets it as it is read here.
+#[test]
+fn usage_is_asked_for_in_a_compressed_body() {
+    let pods = [RawPod::start()];
+    let gateway = Gateway::start(&plan(&pods).spec("  includeUsage: true"));
+    let mut client = Client::connect(gateway.address);
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(br#"{"model":"base","stream":true}"#).unwrap();
+    let body = encoder.finish().unwrap();
+    client.send(format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: g\r\nContent-Encoding: gzip\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    ));
+    client.send(body);
+    let mut taken = pods[0].take();
+    let asked = r#"{"stream_options":{"include_usage":true},"model":"base","stream":true}"#;
+    assert_eq!(String::from_utf8_lossy(&taken.body), asked);
+    assert_eq!(taken.header("content-encoding"), None);
+    taken.send([STREAM.as_bytes(), &chunk(USAGE), &chunk(WORD), LAST.as_bytes()].concat());
+    taken.keep();
+    assert_eq!(client.response().text(), WORD);
 }
 
 #[test]

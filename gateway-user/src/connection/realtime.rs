@@ -19,6 +19,7 @@ use crate::limit;
 use crate::listen::Worker;
 use crate::pool::Pool;
 use crate::request::head::{BodyLength, Head, Version};
+use crate::request::rewrite;
 use crate::route::{self, Target};
 use crate::schedule::prefix::Prompt;
 
@@ -72,6 +73,9 @@ pub(super) async fn exchange(
     };
     let limits = admitted.headers().to_owned();
     let mut forward = head.forward.clone();
+    if worker.gateway.auth.checks() {
+        rewrite::without_key_as_protocol(&mut forward);
+    }
     forward.extend(worker.gateway.auth.for_pod(&head.credentials, &target.pool));
     forward.extend_from_slice(b"connection: Upgrade\r\nupgrade: websocket\r\nx-request-id: ");
     forward.extend_from_slice(asked.id.as_bytes());

@@ -1,5 +1,6 @@
 //! Requests about a response that a pod has made before: it is read, or cancelled, by its id.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -14,7 +15,8 @@ use crate::flow::{self, Pin, Request};
 use crate::limit;
 use crate::listen::Worker;
 use crate::pool::{PodId, Pool};
-use crate::request::head::{Head, Method};
+use crate::request::body::{Body, Unread, read_body};
+use crate::request::head::{BodyLength, Head, Method};
 use crate::responses::Found;
 use crate::route;
 use crate::schedule::prefix::Prompt;
@@ -35,7 +37,19 @@ pub(super) async fn exchange(
         let refusal = Refusal::response_not_found(id);
         return refuse(client, &refusal, &asked, keep_alive, to_head, worker).await;
     };
-    let asked = Asked { model: Some(&pool.model), ..asked };
+    let (body, reserved) = if head.body == BodyLength::Known(0) {
+        (Vec::new(), worker.gateway.memory())
+    } else {
+        match read_body(client, head, worker, |_| None::<Infallible>).await {
+            Ok(Some(Body { bytes, reserved, .. })) => (bytes, reserved),
+            Ok(None) => return false,
+            Err(Unread::Refused(refusal)) => {
+                return refuse(client, &refusal, &asked, keep_alive, to_head, worker).await;
+            }
+            Err(Unread::Useless(never)) => match never {},
+        }
+    };
+    let asked = Asked { model: Some(&pool.model), body: body.len(), ..asked };
     let admitted = limit::of_request(asked.caller, &pool, 0, None, Instant::now());
     let admitted = match admitted {
         Ok(admitted) => admitted,
@@ -44,11 +58,11 @@ pub(super) async fn exchange(
     let limits = admitted.headers().to_owned();
     let mut forward = head.forward.clone();
     forward.extend(worker.gateway.auth.for_pod(&head.credentials, &pool));
-    finish_head(&mut forward, 0, asked.id);
+    finish_head(&mut forward, body.len(), asked.id);
     let request = Request {
         head: forward,
-        body: Vec::new(),
-        reserved: worker.gateway.memory(),
+        body,
+        reserved,
         adapter: None,
         prompt: Prompt::default(),
         session: None,

@@ -28,6 +28,28 @@ pub fn without(head: &mut Vec<u8>, name: &str) {
     *head = kept;
 }
 
+/// Takes out of `Sec-WebSocket-Protocol` what is a key and no protocol: browsers, which can send no other header of
+/// their own, put it there.
+pub fn without_key_as_protocol(head: &mut Vec<u8>) {
+    let mut kept = Vec::with_capacity(head.len());
+    for line in head.split_inclusive(|byte| *byte == b'\n') {
+        let at = memchr::memchr(b':', line).unwrap_or(0);
+        let (name, value) = line.split_at_checked(at).unwrap_or((line, &[]));
+        if !name.eq_ignore_ascii_case(b"sec-websocket-protocol") {
+            kept.extend_from_slice(line);
+            continue;
+        }
+        let value = value.get(1..).unwrap_or_default();
+        let protocols = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        let protocols = protocols.filter(|protocol| !protocol.starts_with(KEY_AS_PROTOCOL));
+        let protocols = protocols.collect::<Vec<_>>().join(b", ".as_slice());
+        if !protocols.is_empty() {
+            kept.extend([name, b": ", &protocols, b"\r\n"].concat());
+        }
+    }
+    *head = kept;
+}
+
 /// Whether a body, JSON or a form, is JSON.
 pub fn is_json(body: &[u8]) -> bool {
     body.trim_ascii_start().starts_with(b"{")
@@ -80,6 +102,9 @@ fn replace(body: &mut Vec<u8>, place: Range<usize>, text: &str) {
     body.reserve_exact(text.len());
     body.splice(place, text.bytes());
 }
+
+/// In front of a key that is sent as a protocol, by OpenAI's convention.
+const KEY_AS_PROTOCOL: &[u8] = b"openai-insecure-api-key.";
 
 #[cfg(test)]
 mod tests {
@@ -152,6 +177,25 @@ mod tests {
             assert_eq!(String::from_utf8(body).unwrap(), expected);
         }
         assert!(!is_json(b"--boundary"));
+    }
+
+    #[test]
+    fn keys_are_no_protocols() {
+        for (value, left) in [
+            (
+                "realtime, openai-insecure-api-key.sk-a, v1",
+                "Sec-WebSocket-Protocol: realtime, v1\r\n",
+            ),
+            ("openai-insecure-api-key.sk-a", ""),
+            ("realtime", "Sec-WebSocket-Protocol: realtime\r\n"),
+        ] {
+            let mut head =
+                format!("GET / HTTP/1.1\r\na: b:c\r\nSec-WebSocket-Protocol: {value}\r\n");
+            let mut bytes = std::mem::take(&mut head).into_bytes();
+            without_key_as_protocol(&mut bytes);
+            let expected = format!("GET / HTTP/1.1\r\na: b:c\r\n{left}");
+            assert_eq!(String::from_utf8(bytes).unwrap(), expected);
+        }
     }
 
     #[test]
