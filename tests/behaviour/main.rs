@@ -38,6 +38,7 @@ mod metrics;
 mod models;
 mod outages;
 mod prefixes;
+mod promises;
 mod rates;
 mod realtime;
 mod recorder;
