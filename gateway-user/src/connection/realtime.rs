@@ -11,11 +11,11 @@ use tokio::time::Instant;
 use super::refuse;
 use crate::account::log::Asked;
 use crate::account::{self, Exchanged};
+use crate::auth;
 use crate::client::Client;
 use crate::error::Refusal;
 use crate::flow::head::ClientSide;
 use crate::flow::{self, Request};
-use crate::limit;
 use crate::listen::Worker;
 use crate::pool::Pool;
 use crate::request::head::{BodyLength, Head, Version};
@@ -62,12 +62,8 @@ pub(super) async fn exchange(
     };
     let adapter = target.adapter.as_deref();
     let asked = Asked { model: Some(model), adapter, ..asked };
-    if asked.caller.is_some_and(|caller| !caller.key.allows(model, target)) {
-        let refusal = Refusal::forbidden(model);
-        return refuse(client, &refusal, &asked, false, false, worker).await;
-    }
-    let admitted = limit::of_request(asked.caller, &target.pool, 0, None, Instant::now());
-    let admitted = match admitted {
+    let now = Instant::now();
+    let admitted = match auth::permit(asked.caller, model, target, 0, None, now) {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(client, &refusal, &asked, false, false, worker).await,
     };
