@@ -201,12 +201,12 @@ fn files_that_cannot_be_used_change_nothing_and_are_told() {
     let before = identity.chain();
     fs::write(&identity.key, "no key\n").unwrap();
     gateway.wait_metric("sluice_tls_reloads_total{result=\"failed\"}", 1.0);
-    let log = gateway.log();
     let told = format!(
         "spec.tls.certificates[0].keyFile: {}: holds no private key",
         identity.key.display()
     );
-    assert!(log.contains(&told), "{log}");
+    // Counted before it is said.
+    gateway.wait("the fault to be told", |_| gateway.log().contains(&told));
     let client = authority.speaker(&[], None).connect(gateway.address, "127.0.0.1").unwrap();
     assert_eq!(client.conn.peer_certificates().unwrap(), before);
     let sample = format!(
