@@ -119,7 +119,7 @@ async fn next_head(
             return None;
         }
     }
-    let deadline = whole.unwrap_or_else(|| Instant::now() + limits.header_timeout);
+    let deadline = whole.unwrap_or_else(|| Instant::now() + worker.spread(limits.header_timeout));
     let mut seen = 0;
     loop {
         if seen == 0 {

@@ -94,6 +94,12 @@ impl Worker {
         RequestId::new(own, &mut self.rng.borrow_mut())
     }
 
+    /// `within`, and up to a quarter more by lot: of clients that came together and are all too slow, not all are due
+    /// at once, which would keep the others waiting.
+    pub fn spread(&self, within: Duration) -> Duration {
+        within.mul_f64(1.0 + self.rng.borrow_mut().f64() / 4.0)
+    }
+
     /// Whether the daemon is stopping.
     pub fn is_stopping(&self) -> bool {
         *self.stop.borrow()
@@ -266,7 +272,7 @@ async fn connection(
     let _ = stream.set_nodelay(true);
     // A client that does not read costs a window, and not all that the system allows a send buffer.
     let _ = SockRef::from(&stream).set_tcp_notsent_lowat(WINDOW as u32);
-    let due = Instant::now() + worker.limits().header_timeout;
+    let due = Instant::now() + worker.spread(worker.limits().header_timeout);
     let mut is_http2 = entry.protocol == config::Protocol::H2c;
     let stream = match &entry.tls {
         None => Stream::Plain(stream),

@@ -1,5 +1,7 @@
 //! Reads a request's body into bounded memory, and finds the model in it while it arrives.
 
+use std::time::Duration;
+
 use bytes::BufMut;
 use gateway_common::framing::{Framing, Malformed, State};
 use tokio::task::yield_now;
@@ -87,6 +89,7 @@ pub async fn read_body<T>(
         coded: coding.is_some(),
         bytes: Vec::new(),
         reserved: worker.gateway.memory(),
+        pause: worker.spread(patience),
         started: Instant::now(),
         span: (Instant::now(), 0),
     };
@@ -176,6 +179,8 @@ struct Incoming<'a> {
     coded: bool,
     bytes: Vec<u8>,
     reserved: Memory,
+    /// How long a span is in which enough must come.
+    pause: Duration,
     started: Instant,
     /// When the rate was enough last, and how much had come by then.
     span: (Instant, usize),
@@ -314,7 +319,7 @@ impl Incoming<'_> {
     /// Until when the next bytes may take. A pause is bounded, or one byte after each would hold a connection and its
     /// memory for ever; what came fast buys no time for what comes slowly; and whatever its rate, a body ends.
     fn due(&mut self) -> Instant {
-        let (now, pause) = (Instant::now(), self.worker.limits().body_timeout);
+        let (now, pause) = (Instant::now(), self.pause);
         let (since, had) = self.span;
         if (self.bytes.len() - had) as f64 >= pause.as_secs_f64() * LEAST_RATE {
             self.span = (now, self.bytes.len());
