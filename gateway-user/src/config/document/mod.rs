@@ -322,10 +322,12 @@ pub struct Limits {
     /// forwarded as it came. Never more than `maxBufferedBytes`.
     #[schemars(extend("x-minimum" = "1Ki", "x-maximum" = "4Gi"))]
     pub max_decompressed_bytes: Size,
-    /// From a connection's start, or a further request's first byte, to the end of the head.
+    /// From a connection's start, or a further request's first byte, to the end of the head; up to a quarter more, by
+    /// lot.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
     pub header_timeout: KubeDuration,
-    /// In each such span 1 KiB/s of a request's body must come, and the whole in twenty of them.
+    /// In each such span, which is up to a quarter longer by lot, 1 KiB/s of a request's body must come, and the whole in
+    /// twenty of them.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
     pub body_timeout: KubeDuration,
     /// How long a connection may wait between requests.
