@@ -53,8 +53,11 @@ pub async fn serve(mut stream: Stream, is_http2: bool, due: Instant, inlet: Inle
         // Its frames tell what is whole, however the connection ends.
         stream.reset_on_close(false);
         return match stream {
-            Stream::Plain(stream) => http2::serve(stream, read, due, inlet).await,
-            Stream::Tls(stream) => http2::serve(stream.into_inner(), read, due, inlet).await,
+            // Boxed, as the room for it would be every connection's.
+            Stream::Plain(stream) => Box::pin(http2::serve(stream, read, due, inlet)).await,
+            Stream::Tls(stream) => {
+                Box::pin(http2::serve(stream.into_inner(), read, due, inlet)).await;
+            }
             // One of its requests, which has no such beginning.
             Stream::Http2(_) => {}
         };

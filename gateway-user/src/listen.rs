@@ -283,7 +283,8 @@ async fn connection(
             }
             let accepted = tokio::select! {
                 biased;
-                accepted = timeout_at(due, tls.accept(stream)) => accepted,
+                // Boxed, as the room for it would be every connection's.
+                accepted = timeout_at(due, Box::pin(tls.accept(stream))) => accepted,
                 // Nothing has been asked yet.
                 () = worker.closing() => return,
             };
