@@ -217,7 +217,7 @@ async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
     let key = caller.as_ref().map(|caller| &*caller.key);
     let asked = Asked { caller: caller.as_ref(), ..asked };
     match head.method {
-        Method::Post if route::is_control(path) => {
+        Method::Post if route::is_control(path) || route::hides_response(path) => {
             let refusal = Refusal { close: true, ..unknown_path(&head) };
             refuse(client, &refusal, &asked, false, false, worker).await
         }
@@ -355,7 +355,7 @@ async fn inference(
     let strips_usage = worker.gateway.config.include_usage
         && fields.stream
         && fields.include_usage != Some(true)
-        && route::streams_usage(&head.path)
+        && route::streams_usage(&route::unescape(&head.path))
         && is_json;
     let mut forward = head.forward.clone();
     if let Some(plain) = decoded.take_if(|_| unnamed || strips_usage) {
@@ -401,7 +401,7 @@ async fn inference(
         stream: fields.stream,
         pin,
         owner: asked.owner(),
-        is_stored: head.path.trim_end_matches('/').ends_with("/responses"),
+        is_stored: route::unescape(&head.path).trim_end_matches('/').ends_with("/responses"),
         is_again: false,
         strips_usage,
         for_kernel: client.stream.for_kernel().is_ok() && !strips_usage,
@@ -475,8 +475,8 @@ async fn answer_locally(client: &mut Client, response: &[u8], keep_alive: bool) 
     }
 }
 
-/// Characters of a path that an error quotes.
-const PATH_SHOWN: usize = 200;
+/// Characters of a path that an error or the log quotes.
+pub(crate) const PATH_SHOWN: usize = 200;
 
 /// The gateway's own answers fit into any socket buffer; a client that has filled it is not
 /// reading.

@@ -53,6 +53,11 @@ impl Responses {
             return;
         }
         let mut generations = self.generations.lock();
+        let Generations { young, old } = &mut *generations;
+        // Engines let clients choose ids: nobody takes another's response away by naming his own like it.
+        if young.get(id).or(old.get(id)).is_some_and(|known| known.owner != owner) {
+            return;
+        }
         generations.old.remove(id);
         generations.young.insert(id.into(), Stored { pod, owner });
         generations.turn(self.most);
@@ -98,6 +103,18 @@ pub const MAX_ID: usize = 128;
 mod tests {
     use super::*;
     use crate::pool::tests::pool;
+
+    #[test]
+    fn nobody_takes_anothers_response_away() {
+        let pods = pool(2, "").pods();
+        let responses = Responses::new(100);
+        responses.learn("resp", pods[0].id, Some("alice".into()));
+        responses.learn("resp", pods[1].id, Some("bob".into()));
+        assert_eq!(responses.find("resp", Some("alice")), Found::At(pods[0].id));
+        assert_eq!(responses.find("resp", Some("bob")), Found::Others);
+        responses.learn("resp", pods[1].id, Some("alice".into()));
+        assert_eq!(responses.find("resp", Some("alice")), Found::At(pods[1].id));
+    }
 
     #[test]
     fn the_latest_are_remembered_and_no_more() {

@@ -112,6 +112,18 @@ pub fn response_id(path: &str) -> Option<&str> {
     Some(id).filter(|id| !id.is_empty())
 }
 
+/// Whether pods would take a path for one about one response, though it is not written as one: servers decode a path
+/// before they look at it, and a deployment's is forwarded without its name.
+pub fn hides_response(path: &str) -> bool {
+    let inner = Deployment::of(path).map(|deployment| deployment.path);
+    let decoded = unescape(inner.as_deref().unwrap_or(path));
+    let mut segments = decoded.split('/').filter(|segment| !segment.is_empty());
+    let is_about_one = segments.next() == Some("v1")
+        && segments.next() == Some("responses")
+        && segments.next().is_some();
+    is_about_one && response_id(path).is_none()
+}
+
 /// Whether requests to a path need not name a model, as servers of one model do not ask for it: SGLang's and TGI's own
 /// interfaces, and tokenizers.
 pub fn needs_no_model(path: &str) -> bool {
@@ -142,16 +154,20 @@ pub fn is_control(path: &str) -> bool {
     // Servers decode a path before they look at it.
     let path = unescape(path);
     let last = path.rsplit('/').find(|segment| !segment.is_empty()).unwrap_or_default();
-    CONTROL.contains(&last)
+    CONTROL.contains(&last) || last.contains("weights") || last.ends_with("_generation")
 }
 
-/// Last segments of such paths: vLLM's and SGLang's.
-const CONTROL: [&str; 18] = [
+/// Last segments of such paths: vLLM's and SGLang's, beside whatever has to do with weights or ends with
+/// `_generation`.
+const CONTROL: [&str; 22] = [
     "abort_request",
     "abort_requests",
+    "close_session",
     "collective_rpc",
+    "configure_logging",
     "flush_cache",
     "load_lora_adapter",
+    "open_session",
     "pause",
     "release_memory_occupation",
     "reset_mm_cache",
@@ -159,11 +175,12 @@ const CONTROL: [&str; 18] = [
     "resume",
     "resume_memory_occupation",
     "scale_elastic_ep",
+    "set_internal_state",
     "sleep",
+    "slow_down",
     "start_profile",
     "stop_profile",
     "unload_lora_adapter",
-    "update_weights_from_disk",
     "wake_up",
 ];
 
@@ -179,6 +196,9 @@ mod tests {
             "//v1//unload_lora_adapter//",
             "/v1/load%5flora%5Fadapter",
             "/sleep",
+            "/pause_generation",
+            "/update_weights_from_disk",
+            "/init_weights_update_group",
         ] {
             assert!(is_control(path), "{path}");
         }
@@ -200,6 +220,29 @@ mod tests {
         ] {
             let expected = expected.map(|(model, path): (&str, &str)| (model.into(), path.into()));
             assert_eq!(of(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn no_other_spelling_of_a_path_about_one_response() {
+        for path in [
+            "/openai/deployments/m/responses/resp_1/cancel",
+            "/openai/deployments/m/%72esponses/resp_1",
+            "/v1/responses%2Fresp_1%2Fcancel",
+            "/v1/%72esponses/resp_1",
+            "//v1//responses//resp_1",
+        ] {
+            assert!(hides_response(path), "{path}");
+        }
+        for path in [
+            "/v1/responses",
+            "/v1/responses/",
+            "/v1/responses/resp_1",
+            "/v1/responses/resp_1/cancel",
+            "/openai/deployments/m/responses",
+            "/v1/chat/completions",
+        ] {
+            assert!(!hides_response(path), "{path}");
         }
     }
 

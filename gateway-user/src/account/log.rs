@@ -10,6 +10,7 @@ use tracing::info;
 
 use super::usage::Usage;
 use crate::auth::Caller;
+use crate::connection::PATH_SHOWN;
 use crate::error::Refusal;
 use crate::flow::Exchange;
 use crate::gateway::RequestId;
@@ -70,8 +71,8 @@ pub fn refused(asked: &Asked<'_>, refusal: &Refusal) {
         id = &**asked.id,
         key = asked.key(),
         subject = asked.subject(),
-        url = asked.url,
-        model = asked.model,
+        url = asked.url.map(shown),
+        model = asked.model.map(shown),
         outcome = "refused",
         status = refusal.status,
         reason = refusal.reason().as_str(),
@@ -94,8 +95,8 @@ pub(super) fn finished(
         id = &**asked.id,
         key = asked.key(),
         subject = asked.subject(),
-        url = asked.url,
-        model = asked.model,
+        url = asked.url.map(shown),
+        model = asked.model.map(shown),
         adapter = asked.adapter,
         pool = &*pool.name,
         pod = exchange.pod.as_ref().map(|pod| &*pod.name),
@@ -115,6 +116,11 @@ pub(super) fn finished(
         ttft_ms = record.ttft.map(millis),
         duration_ms = millis(record.duration),
     );
+}
+
+/// As much of what a client sent as is worth a line.
+fn shown(text: &str) -> &str {
+    text.char_indices().nth(PATH_SHOWN).map_or(text, |(end, _)| text.get(..end).unwrap_or(text))
 }
 
 /// Milliseconds, to the microsecond.

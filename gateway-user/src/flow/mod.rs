@@ -434,7 +434,7 @@ async fn pass(
         }
         None => carry(begun, Relay { upstream }, to).await,
     };
-    let Delivered { mut outcome, keep_alive, reset, chunks, bytes, mut tail, .. } = delivered;
+    let Delivered { mut outcome, keep_alive, reset, mut chunks, bytes, mut tail, .. } = delivered;
     learn(&tail);
     let Delivered { first_written, last_received, .. } = delivered;
     if let Some(upstream) = delivered.upstream {
@@ -452,7 +452,7 @@ async fn pass(
         place.pod.failed();
     }
     if is_again {
-        tail = Tail::new(false);
+        (tail, chunks) = (Tail::new(false), 0);
     }
     let pod = Arc::clone(&place.pod);
     if was_fine && outcome == Outcome::Ok && status == 200 {

@@ -6,7 +6,7 @@
 //! gigabytes.
 
 use std::fmt;
-use std::io::{self, Read as _};
+use std::io::{self, BufRead, Read as _};
 
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
@@ -22,11 +22,23 @@ pub enum Coding {
 }
 
 /// A body that is being decoded.
-pub struct Decoder<'a>(Inner<'a>);
+pub struct Decoder<'a> {
+    inner: Inner<'a>,
+    /// Turns that gave nothing, and bytes that the others gave.
+    vain: usize,
+    given: usize,
+}
 
 enum Inner<'a> {
-    Gzip(MultiGzDecoder<&'a [u8]>),
+    Gzip(MultiGzDecoder<Sips<'a>>),
     Zstd(Box<Zstd<'a>>),
+}
+
+/// Gives a few kilobytes, and then nothing until it is asked for more: what decodes to nothing would be gone through
+/// in one go otherwise, however much there is of it.
+struct Sips<'a> {
+    rest: &'a [u8],
+    left: usize,
 }
 
 /// A body is not what its Content-Encoding says.
@@ -77,33 +89,48 @@ impl fmt::Display for Coding {
 impl<'a> Decoder<'a> {
     /// Of a whole body.
     pub fn new(coding: Coding, body: &'a [u8]) -> Self {
-        Self(match coding {
-            Coding::Gzip => Inner::Gzip(MultiGzDecoder::new(body)),
+        let inner = match coding {
+            Coding::Gzip => Inner::Gzip(MultiGzDecoder::new(Sips { rest: body, left: SIP })),
             Coding::Zstd => {
                 let mut frames = FrameDecoder::new();
                 frames.set_max_window_size(MAX_WINDOW as u64);
                 Inner::Zstd(Box::new(Zstd { frames, rest: body, open: false }))
             }
-        })
+        };
+        Self { inner, vain: 0, given: 0 }
     }
 
-    /// Puts the next bytes into `out`, and says how many; 0 is the end.
+    /// Puts the next bytes into `out`, and says how many; 0 is the end, and `None` that there is more to do and nothing
+    /// to show yet.
     ///
     /// # Errors
-    /// The body is not what its coding says.
-    pub fn read(&mut self, out: &mut [u8]) -> Result<usize, Corrupt> {
-        match &mut self.0 {
-            Inner::Gzip(decoder) => decoder.read(out).map_err(|error| {
-                let what = match error.kind() {
-                    io::ErrorKind::UnexpectedEof => "it ends too early".to_owned(),
-                    _ => error.to_string(),
+    /// The body is not what its coding says, or is far more work than what it holds.
+    pub fn read(&mut self, out: &mut [u8]) -> Result<Option<usize>, Corrupt> {
+        let (coding, read, patience) = match &mut self.inner {
+            Inner::Gzip(decoder) => {
+                decoder.get_mut().left = SIP;
+                let read = match decoder.read(out) {
+                    Ok(count) => Ok(Some(count)),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                        Err("it ends too early".to_owned())
+                    }
+                    Err(error) => Err(error.to_string()),
                 };
-                Corrupt { coding: Coding::Gzip, what }
-            }),
-            Inner::Zstd(decoder) => {
-                decoder.read(out).map_err(|what| Corrupt { coding: Coding::Zstd, what })
+                (Coding::Gzip, read, VAIN_SIPS)
             }
+            Inner::Zstd(decoder) => (Coding::Zstd, decoder.read(out), VAIN_BLOCKS),
+        };
+        let read = read.map_err(|what| Corrupt { coding, what })?;
+        match read {
+            Some(count) => self.given += count,
+            None => self.vain += 1,
         }
+        if self.vain > patience + self.given / 1024 {
+            let what = "it is far longer than what it holds".to_owned();
+            return Err(Corrupt { coding, what });
+        }
+        Ok(read)
     }
 }
 
@@ -114,54 +141,81 @@ impl fmt::Debug for Decoder<'_> {
 }
 
 impl Zstd<'_> {
-    fn read(&mut self, out: &mut [u8]) -> Result<usize, String> {
+    /// One block, or one frame that has none.
+    fn read(&mut self, out: &mut [u8]) -> Result<Option<usize>, String> {
         let Self { frames, rest, open } = self;
-        loop {
-            if !*open {
-                if rest.is_empty() {
-                    return Ok(0);
-                }
-                match frames.init(&mut *rest) {
-                    Ok(()) => *open = true,
-                    // RFC 8878 section 3.1.2: a frame of something else, to be passed over.
-                    Err(FrameDecoderError::ReadFrameHeaderError(
-                        ReadFrameHeaderError::SkipFrame { length, .. },
-                    )) => match rest.get(length as usize..) {
-                        Some(behind) => {
-                            *rest = behind;
-                            continue;
-                        }
-                        None => return Err("it ends too early".into()),
-                    },
-                    Err(error @ FrameDecoderError::WindowSizeTooBig { .. }) => {
-                        return Err(format!("{error}; compress it at a lower level"));
+        if !*open {
+            if rest.is_empty() {
+                return Ok(Some(0));
+            }
+            match frames.init(&mut *rest) {
+                Ok(()) => *open = true,
+                // RFC 8878 section 3.1.2: a frame of something else, to be passed over.
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => match rest.get(length as usize..) {
+                    Some(behind) => {
+                        *rest = behind;
+                        return Ok(None);
                     }
-                    Err(error) => return Err(error.to_string()),
+                    None => return Err("it ends too early".into()),
+                },
+                Err(error @ FrameDecoderError::WindowSizeTooBig { .. }) => {
+                    return Err(format!("{error}; compress it at a lower level"));
                 }
-            }
-            // One block at a time: it is 128 KiB at most.
-            while frames.can_collect() == 0 && !frames.is_finished() {
-                frames
-                    .decode_blocks(&mut *rest, BlockDecodingStrategy::UptoBlocks(1))
-                    .map_err(|error| error.to_string())?;
-            }
-            let count = io::Read::read(frames, out).map_err(|error| error.to_string())?;
-            if frames.is_finished() && frames.can_collect() == 0 {
-                let told = frames.get_checksum_from_data();
-                if told.is_some() && told != frames.get_calculated_checksum() {
-                    return Err("its checksum is wrong".into());
-                }
-                *open = false;
-            }
-            if count > 0 || out.is_empty() {
-                return Ok(count);
+                Err(error) => return Err(error.to_string()),
             }
         }
+        if frames.can_collect() == 0 && !frames.is_finished() {
+            frames
+                .decode_blocks(&mut *rest, BlockDecodingStrategy::UptoBlocks(1))
+                .map_err(|error| error.to_string())?;
+        }
+        let count = io::Read::read(frames, out).map_err(|error| error.to_string())?;
+        if frames.is_finished() && frames.can_collect() == 0 {
+            let told = frames.get_checksum_from_data();
+            if told.is_some() && told != frames.get_calculated_checksum() {
+                return Err("its checksum is wrong".into());
+            }
+            *open = false;
+        }
+        Ok(Some(count).filter(|count| *count > 0 || out.is_empty()))
     }
 }
 
-/// The block that is being read, and its tables.
-const FIXED: usize = 128 * 1024;
+impl io::Read for Sips<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.fill_buf()?.read(out)?;
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+impl BufRead for Sips<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        match self.left {
+            0 if !self.rest.is_empty() => Err(io::ErrorKind::WouldBlock.into()),
+            left => Ok(self.rest.get(..left).unwrap_or(self.rest)),
+        }
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.rest = self.rest.get(count..).unwrap_or_default();
+        self.left = self.left.saturating_sub(count);
+    }
+}
+
+/// The block that is being read, and its tables. A block is 128 KiB, but its literals may be 1 MiB.
+const FIXED: usize = 2560 * 1024;
+
+/// Bytes of gzip that are looked at in one turn: some 200 empty members, each of which costs as much as 32 KiB.
+const SIP: usize = 4 * 1024;
+
+/// Turns that may give nothing, beside one for each KiB that others gave. A window of zstd may fill before any of it
+/// is given, in blocks as small as encoders flush.
+const VAIN_SIPS: usize = 256;
+const VAIN_BLOCKS: usize = 16 * 1024;
 
 /// What RFC 8878 section 3.1.1.1.2 asks a decoder to take, in bytes; encoders go beyond it when told to only.
 const MAX_WINDOW: usize = 8 << 20;
@@ -190,8 +244,9 @@ mod tests {
         let (mut all, mut piece) = (Vec::new(), vec![0; step]);
         loop {
             match decoder.read(&mut piece)? {
-                0 => return Ok(all),
-                count => all.extend_from_slice(&piece[..count]),
+                None => {}
+                Some(0) => return Ok(all),
+                Some(count) => all.extend_from_slice(&piece[..count]),
             }
         }
     }
@@ -284,6 +339,27 @@ mod tests {
     }
 
     #[test]
+    fn what_holds_nothing_is_not_gone_through_for_ever() {
+        let many = |body: &[u8], count: usize| body.repeat(count);
+        // Members and frames without a byte, and one with blocks of none.
+        let frames = many(&zstd(b""), 100_000);
+        let raw_blocks = [&[0x28, 0xb5, 0x2f, 0xfd, 0, 0][..], &[0; 3 * 100_000]].concat();
+        let skipped = b"\x50\x2a\x4d\x18\0\0\0\0".repeat(100_000);
+        for (coding, body) in [
+            (Coding::Gzip, many(&gzip(b""), 100_000)),
+            (Coding::Zstd, frames),
+            (Coding::Zstd, raw_blocks),
+            (Coding::Zstd, skipped),
+        ] {
+            let error = decode(coding, &body, 4096).unwrap_err().to_string();
+            assert!(error.contains("far longer"), "{coding}: {error}");
+        }
+        // A few among others are nobody's attack.
+        let some = [many(&gzip(b""), 500), gzip(b"{}")].concat();
+        assert_eq!(decode(Coding::Gzip, &some, 4096).unwrap(), b"{}");
+    }
+
+    #[test]
     fn a_window_that_is_too_large_is_refused_before_it_is_made() {
         // Windows of 8 MiB and of 16 MiB, each with one raw block.
         let frame = |exponent: u8| {
@@ -303,8 +379,9 @@ mod tests {
             assert!(body.len() < plain.len() / 400, "{coding}: {}", body.len());
             let mut decoder = Decoder::new(coding, &body);
             let mut piece = [0; 4096];
-            assert!(decoder.read(&mut piece).unwrap() > 0);
-            if let Inner::Zstd(zstd) = &decoder.0 {
+            while decoder.read(&mut piece).unwrap().is_none() {}
+            assert!(decoder.given > 0);
+            if let Inner::Zstd(zstd) = &decoder.inner {
                 assert!(zstd.rest.len() > body.len() / 2, "only a block has been decoded");
             }
         }
