@@ -16,6 +16,9 @@ pub(crate) struct Options {
     /// Seconds for each target.
     #[arg(long, default_value_t = 60)]
     pub(crate) seconds: u32,
+    /// What is drawn by lot follows from it [default: another one each time]
+    #[arg(long)]
+    pub(crate) seed: Option<u32>,
     /// Targets to run [default: all]
     pub(crate) targets: Vec<String>,
 }
@@ -50,6 +53,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         let mut run = fuzz();
         run.args(["run", "--fuzz-dir", ".", "--sanitizer", "none", target, "--"]);
         run.arg(format!("-max_total_time={}", options.seconds));
+        run.args(options.seed.map(|seed| format!("-seed={seed}")));
         shell::run(&mut run).with_context(|| format!("the fuzz target {target}"))?;
     }
     println!("{} fuzz targets ran {} s each and found nothing", targets.len(), options.seconds);
