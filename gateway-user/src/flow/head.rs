@@ -71,6 +71,10 @@ pub fn parse(input: &[u8], to_head: bool) -> Result<Option<ResponseHead>, BadHea
     let (Some(status), Some(version)) = (response.code, response.version) else {
         return Err(BadHead("its status line is incomplete"));
     };
+    // RFC 9110 section 15: three digits, of which the first is no zero.
+    if !(100..1000).contains(&status) {
+        return Err(BadHead("its status is none"));
+    }
     let mut length = None;
     let mut chunked = false;
     let mut close = version == 0;
@@ -306,6 +310,9 @@ mod tests {
             );
         }
         assert!(parse(b"upstream connect error", false).is_err());
+        // Found by fuzzing.
+        assert!(parse(b"HTTP/1.0 089 Too!Many\r\n\r\n", false).is_err());
+        assert!(parse(b"HTTP/1.1 000 x\r\n\r\n", false).is_err());
     }
 
     #[test]
