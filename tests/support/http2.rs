@@ -106,8 +106,11 @@ impl Connection {
     /// As it says.
     pub async fn ended(self) -> Result<(), h2::Error> {
         let Self { send, driver } = self;
+        let ended =
+            timeout(PATIENCE, driver).await.expect("the connection ends").expect("no panic");
+        // Not before: without it the client's own side would end the connection.
         drop(send);
-        timeout(PATIENCE, driver).await.expect("the connection ends").expect("no panic")
+        ended
     }
 
     /// Whether it has ended by now.
