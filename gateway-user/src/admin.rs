@@ -77,7 +77,7 @@ async fn explain(request: Request<Incoming>, gateway: &Gateway) -> Response<Full
         let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_REQUEST);
         text(status, format!("{}\n", refusal.message))
     };
-    let most = gateway.config.limits.max_body_bytes;
+    let most = gateway.config().limits.max_body_bytes;
     let mut memory = gateway.memory();
     let mut body = request.into_body();
     let mut bytes = Vec::new();

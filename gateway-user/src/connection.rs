@@ -204,7 +204,7 @@ async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
     let path = head.path.trim_end_matches('/');
     // A load balancer asks without a key.
     let is_open = head.method != Method::Post && matches!(path, "/health" | "/ping");
-    let caller = match worker.gateway.auth.check(&head.credentials, SystemTime::now()) {
+    let caller = match worker.gateway.auth().check(&head.credentials, SystemTime::now()) {
         Ok(caller) => caller,
         Err(_) if is_open => None,
         Err(refusal) => {
@@ -289,14 +289,14 @@ async fn inference(
     let named = deployment.as_ref().map(|deployment| &*deployment.model);
     // A pool that would send the request away, whatever is in its body.
     let full = |model: Option<&str>| {
-        let refuses = |of: &&Arc<Pool>| of.refuses(Instant::now());
+        let refuses = |of: &Arc<Pool>| of.refuses(Instant::now());
         match (pool, model.or(named)) {
-            (Some(pool), _) => Some(pool).filter(refuses).cloned(),
+            (Some(pool), _) => Some(pool).cloned().filter(refuses),
             (None, Some(model)) => {
-                routes.find(model).map(|target| &target.pool).filter(refuses).cloned()
+                routes.find(model).map(|target| Arc::clone(&target.pool)).filter(refuses)
             }
             // Where there is one pool only, it is that one's or nobody's.
-            (None, None) => worker.gateway.only_pool().filter(refuses).cloned(),
+            (None, None) => worker.gateway.only_pool().filter(refuses),
         }
     };
     let read = read_body(client, head, worker, full).await;
@@ -329,8 +329,8 @@ async fn inference(
         return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
     }
     let only = worker.gateway.only_pool().filter(|_| route::needs_no_model(&head.path));
-    let whole = pool.or(only.filter(|_| asked.model.is_none()));
-    let whole = whole.map(|pool| Target { pool: Arc::clone(pool), adapter: None });
+    let whole = pool.cloned().or(only.filter(|_| asked.model.is_none()));
+    let whole = whole.map(|pool| Target { pool, adapter: None });
     let (model, target) = match (asked.model, &whole) {
         // The pod itself says what it thinks of the name, as it does of whole connections.
         (model, Some(target)) => (model.unwrap_or(&target.pool.model), target),
@@ -352,7 +352,7 @@ async fn inference(
     let prompt = target.pool.read_prompt(readable, &fields.prompt, adapter);
     let is_json = rewrite::is_json(readable);
     let unnamed = deployment.is_some() && fields.model.is_none() && is_json;
-    let strips_usage = worker.gateway.config.include_usage
+    let strips_usage = worker.gateway.config().include_usage
         && fields.stream
         && fields.include_usage != Some(true)
         && route::streams_usage(&route::unescape(&head.path))
@@ -388,7 +388,7 @@ async fn inference(
     if let Some(deployment) = &deployment {
         rewrite::target(&mut forward, &deployment.path);
     }
-    forward.extend(worker.gateway.auth.for_pod(&head.credentials, &target.pool));
+    forward.extend(worker.gateway.auth().for_pod(&head.credentials, &target.pool));
     finish_head(&mut forward, bytes.len(), asked.id);
     let request = Request {
         head: forward,
@@ -455,7 +455,7 @@ async fn refuse(
         refusal.message
     );
     worker.gateway.counted.refused(refusal.reason());
-    if worker.gateway.config.access_log {
+    if worker.gateway.config().access_log {
         account::log::refused(asked, refusal);
     }
     let keep_alive = keep_alive && !refusal.close;

@@ -80,7 +80,7 @@ impl DirectPools {
     /// The kernel refused, in words for the log.
     pub fn start(steering: &mut Steering, gateway: &Gateway) -> Result<Self, String> {
         let mut all = Vec::new();
-        for (scheduler, pool) in gateway.config.schedulers.iter().zip(&gateway.pools) {
+        for (scheduler, pool) in gateway.config().schedulers.iter().zip(gateway.pools().iter()) {
             let Some(listener) = scheduler.direct.clone() else { continue };
             let pods = pool.pods();
             let addresses: Vec<_> = pods.iter().map(|pod| pod.address).collect();

@@ -168,7 +168,7 @@ fn take(gateway: &Gateway, key: &Key, datagram: &[u8]) -> Datagram {
     let Some(message) = key.open(datagram) else { return Datagram::Refused };
     let Some(message) = decode(message) else { return Datagram::Malformed };
     let now = Instant::now();
-    match gateway.pools.iter().any(|pool| pool.hear(&message, now)) {
+    match gateway.pools().iter().any(|pool| pool.hear(&message, now)) {
         true => Datagram::Taken,
         false => Datagram::Passed,
     }
@@ -185,7 +185,7 @@ async fn tell(
     let mut failed = vec![false; peers.len()];
     loop {
         let now = Instant::now();
-        for mut datagram in gateway.pools.iter().flat_map(|pool| pool.report(now)) {
+        for mut datagram in gateway.pools().iter().flat_map(|pool| pool.report(now)) {
             key.sign(&mut datagram);
             for (peer, failed) in peers.iter().zip(&mut failed) {
                 let became = match socket.send_to(&datagram, peer) {

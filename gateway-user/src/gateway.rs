@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
@@ -12,35 +12,35 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::auth::{Auth, Key};
-use crate::config::Config;
+use crate::config::{Config, Scheduler};
 use crate::error::Refusal;
 use crate::flow::path::Paths;
 use crate::limit::addresses::{self, Addresses};
 use crate::metrics::{Build, Format, GatewayMetrics, Metrics, PodSample};
-use crate::pool::{Member, Pool};
+use crate::pool::{Member, Pool, Settings};
 use crate::responses::Responses;
 use crate::route::Routes;
 
 /// The daemon's shared state.
 #[derive(Debug)]
 pub struct Gateway {
-    /// The configuration in force.
-    pub config: Config,
     /// How the kernel carries responses.
     pub paths: Paths,
-    /// The pools, in the order of the configuration.
-    pub pools: Vec<Arc<Pool>>,
     /// What is counted, with the handles by pool and listener.
     pub metrics: Metrics,
     /// What is counted of the gateway as a whole.
     pub counted: Arc<GatewayMetrics>,
-    /// Who may send requests.
-    pub auth: Auth,
     /// Which pod has which response.
     pub responses: Responses,
     /// When the daemon started.
     pub started: Instant,
+    config: ArcSwap<Config>,
+    configured: ArcSwap<Configured>,
+    pools: Arc<ArcSwap<Vec<Arc<Pool>>>>,
+    auth: ArcSwap<Auth>,
     routes: ArcSwap<Routes>,
+    /// What pools need that are shared with other gateways.
+    member: Option<Member>,
     body_memory: Arc<AtomicUsize>,
     connections: AtomicUsize,
     addresses: Addresses,
@@ -48,6 +48,15 @@ pub struct Gateway {
     handed_over: AtomicBool,
     cut: watch::Sender<bool>,
     listening: AtomicBool,
+}
+
+/// What has become of the configuration that was read last.
+#[derive(Clone, Debug, Default)]
+pub struct Configured {
+    /// Parts of it that cannot change while the daemon runs, and have not.
+    pub waiting: Vec<&'static str>,
+    /// Why it is not in force.
+    pub trouble: Option<String>,
 }
 
 /// A part of the memory that request bodies may take together; given back when dropped.
@@ -83,26 +92,28 @@ impl Gateway {
     /// The state of a daemon that is about to start; `member`: as one of several gateways.
     pub fn new(config: Config, paths: Paths, seed: u64, member: Option<&Member>) -> Self {
         // The metrics show the pools, and the pools count into the metrics.
-        let shown: Arc<OnceLock<Vec<Arc<Pool>>>> = Arc::default();
+        let pools: Arc<ArcSwap<Vec<Arc<Pool>>>> = Arc::default();
         let metrics = Metrics::new(BUILD, {
-            let shown = Arc::clone(&shown);
-            move || samples(shown.get().map(Vec::as_slice).unwrap_or_default())
+            let pools = Arc::clone(&pools);
+            move || samples(&pools.load())
         });
-        let pools: Vec<Arc<Pool>> = (config.schedulers.iter())
+        let all = (config.schedulers.iter())
             .zip(0..)
             .map(|(scheduler, index)| {
                 let counted = metrics.pool(&scheduler.name);
-                Arc::new(Pool::new(scheduler, counted, seed.wrapping_add(index), member))
+                let settings = Settings::new(scheduler, None);
+                Arc::new(Pool::new(scheduler, settings, counted, seed.wrapping_add(index), member))
             })
             .collect();
-        let config_auth = config.auth.clone();
-        let _ = shown.set(pools.clone());
+        pools.store(Arc::new(all));
         let gateway = Self {
             routes: ArcSwap::default(),
-            config,
+            auth: ArcSwap::from_pointee(Auth::new(config.auth.as_ref(), &metrics, None)),
+            config: ArcSwap::from_pointee(config),
+            configured: ArcSwap::default(),
             paths,
             pools,
-            auth: Auth::new(config_auth.as_ref(), &metrics),
+            member: member.cloned(),
             counted: metrics.gateway(),
             metrics,
             responses: Responses::default(),
@@ -119,6 +130,62 @@ impl Gateway {
         gateway
     }
 
+    /// The configuration in force.
+    pub fn config(&self) -> Guard<Arc<Config>> {
+        self.config.load()
+    }
+
+    /// What has become of the configuration that was read last.
+    pub fn configured(&self) -> Guard<Arc<Configured>> {
+        self.configured.load()
+    }
+
+    /// Remembers what has become of the configuration that was read last.
+    pub fn set_configured(&self, configured: Configured) {
+        self.configured.store(Arc::new(configured));
+    }
+
+    /// The pools, in the order of the configuration.
+    pub fn pools(&self) -> Guard<Arc<Vec<Arc<Pool>>>> {
+        self.pools.load()
+    }
+
+    /// Who may send requests.
+    pub fn auth(&self) -> Guard<Arc<Auth>> {
+        self.auth.load()
+    }
+
+    /// Has `auth` decide from now on who may send requests.
+    pub fn set_auth(&self, auth: Arc<Auth>) {
+        self.metrics.retain_keys(|name| auth.has_key(name));
+        self.auth.store(auth);
+    }
+
+    /// Has `config` hold from now on, with the pools' `settings`, one for each scheduler. A pool of the same name and
+    /// model goes on, with what is known of its pods; requests in flight at any other go on as well.
+    pub fn configure(&self, config: Config, settings: Vec<Settings>, now: Instant) {
+        let before = self.pools.load();
+        let pools: Vec<Arc<Pool>> = (config.schedulers.iter().zip(settings))
+            .map(|(scheduler, settings)| match find(&before, scheduler) {
+                Some(pool) => {
+                    pool.configure(scheduler, settings, now);
+                    Arc::clone(pool)
+                }
+                None => {
+                    let counted = self.metrics.pool(&scheduler.name);
+                    let member = self.member.as_ref();
+                    let seed = fastrand::u64(..);
+                    Arc::new(Pool::new(scheduler, settings, counted, seed, member))
+                }
+            })
+            .collect();
+        self.pools.store(Arc::new(pools));
+        self.metrics
+            .retain_pools(|name| config.schedulers.iter().any(|scheduler| scheduler.name == name));
+        self.config.store(Arc::new(config));
+        self.reroute();
+    }
+
     /// The names in force.
     pub fn routes(&self) -> Guard<Arc<Routes>> {
         self.routes.load()
@@ -126,8 +193,9 @@ impl Gateway {
 
     /// Takes the adapters that pods list now into the names.
     pub fn reroute(&self) {
-        let routes = Routes::new(&self.pools);
-        for pool in &self.pools {
+        let pools = self.pools();
+        let routes = Routes::new(&pools);
+        for pool in pools.iter() {
             let names = routes.all().into_iter().filter(|(_, to)| Arc::ptr_eq(&to.pool, pool));
             pool.metrics.set_models(names.map(|(name, _)| name));
         }
@@ -135,9 +203,9 @@ impl Gateway {
     }
 
     /// The pool, where there is one only.
-    pub fn only_pool(&self) -> Option<&Arc<Pool>> {
-        match self.pools.as_slice() {
-            [only] => Some(only),
+    pub fn only_pool(&self) -> Option<Arc<Pool>> {
+        match self.pools().as_slice() {
+            [only] => Some(Arc::clone(only)),
             _ => None,
         }
     }
@@ -147,7 +215,7 @@ impl Gateway {
         Memory {
             taken: 0,
             total: Arc::clone(&self.body_memory),
-            most: self.config.limits.max_buffered_bytes,
+            most: self.config().limits.max_buffered_bytes,
         }
     }
 
@@ -161,7 +229,8 @@ impl Gateway {
     /// # Errors
     /// [`Full`]: too many are open.
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Admission, Full> {
-        let limits = &self.config.limits;
+        let config = self.config();
+        let limits = &config.limits;
         let before = self.connections.fetch_add(1, Ordering::Relaxed);
         let mut place = Admission { gateway: Arc::clone(self), _of_address: None };
         if before >= limits.max_connections {
@@ -235,13 +304,14 @@ impl Gateway {
         if !self.listening.load(Ordering::Acquire) {
             return Some("starting".into());
         }
-        if let Some(why) = self.auth.unready() {
+        if let Some(why) = self.auth().unready() {
             return Some(why);
         }
         let now = Instant::now();
-        match self.pools.iter().find(|pool| !pool.ready(now)) {
+        let pools = self.pools();
+        match pools.iter().find(|pool| !pool.ready(now)) {
             // One pool that works is worth having: the others' requests are told 503 by themselves.
-            Some(pool) if !self.pools.iter().any(|pool| pool.ready(now)) => {
+            Some(pool) if !pools.iter().any(|pool| pool.ready(now)) => {
                 Some(format!("no pod is reachable (pool {})", pool.name))
             }
             _ => None,
@@ -324,10 +394,20 @@ fn samples(pools: &[Arc<Pool>]) -> Vec<PodSample> {
             pod: Arc::clone(&status.pod.name),
             direct: pool.is_direct.then(|| (status.pod.given(), status.pod.connections())),
             view: status.view,
-            stale_after: pool.source.stale_after,
+            stale_after: pool.settings().source.stale_after,
         }));
     }
     all
+}
+
+/// The pool that goes on as this scheduler's.
+fn find<'a>(pools: &'a [Arc<Pool>], scheduler: &Scheduler) -> Option<&'a Arc<Pool>> {
+    let is_same = |pool: &&Arc<Pool>| {
+        *pool.name == *scheduler.name
+            && *pool.model == *scheduler.model_name
+            && pool.is_direct == scheduler.direct.is_some()
+    };
+    pools.iter().find(is_same)
 }
 
 fn model_card(name: &str, to: &crate::route::Target) -> serde_json::Value {

@@ -11,7 +11,7 @@
 //! 8. [`account`]: what is left of the request: counts, times, a log line.
 //!
 //! Beside it: [`config`], [`observe`] (what pods say of themselves), [`watch`] (into the pools), [`publish`] (into the
-//! kernel), [`direct`] (whole connections to pods of this host), [`exchange`] (with other gateways), [`metrics`], [`admin`], [`status`] and [`explain`] (for operators), [`run`] (start and stop), [`takeover`] (from one daemon to
+//! kernel), [`direct`] (whole connections to pods of this host), [`exchange`] (with other gateways), [`metrics`], [`admin`], [`status`] and [`explain`] (for operators), [`run`] (start and stop), [`reload`] (another configuration while it runs), [`takeover`] (from one daemon to
 //! the next), [`cli`]. [`kernel`] is the only
 //! module that names aya. [`gateway`] is what all parts share, [`responses`] which pod has which stored response, [`client`] the client's socket, [`error`] what a
 //! client is told.
@@ -41,6 +41,7 @@ pub mod metrics;
 pub mod observe;
 pub mod pool;
 pub mod publish;
+pub mod reload;
 pub mod request;
 pub mod responses;
 pub mod route;

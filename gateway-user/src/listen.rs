@@ -85,8 +85,8 @@ impl Worker {
     }
 
     /// The limits in force.
-    pub fn limits(&self) -> &Limits {
-        &self.gateway.config.limits
+    pub fn limits(&self) -> Limits {
+        self.gateway.config().limits.clone()
     }
 
     /// The client's own id for a request, or a new one.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
@@ -15,6 +16,7 @@ use tracing::warn;
 
 pub use self::peers::{INTERVAL, Member};
 pub use self::pod::{Answered, Place, Pod, PodId};
+pub use self::settings::Settings;
 
 mod cache;
 mod entry;
@@ -22,14 +24,14 @@ mod learned;
 mod peers;
 mod pod;
 mod queue;
+mod settings;
 
 use self::cache::{Cache, Share};
 use self::entry::{Entry, Reach};
 use self::learned::{Learned, Ratio};
 use self::peers::Exchange;
 use self::queue::Queue;
-use crate::auth::PodKey;
-use crate::config::{EventSource, MetricsSource, Scheduler};
+use crate::config::Scheduler;
 use crate::limit::Limiter;
 use crate::metrics::PoolMetrics;
 use crate::observe::events::{Held, Observation};
@@ -38,8 +40,7 @@ use crate::request::scan::Parts;
 use crate::schedule::filter::{self, Excess, Tier};
 use crate::schedule::prefix::{self, Matches, Prompt, Secret};
 use crate::schedule::{
-    self, Demand, NoPod, Others, Picker, PodView, Policy, Profile, Scorer, Scratch, Sent, Signals,
-    ledger,
+    self, Demand, NoPod, Others, Picker, PodView, Policy, Scratch, Sent, ledger,
 };
 
 /// The pods that serve one base model.
@@ -49,25 +50,13 @@ pub struct Pool {
     pub name: Arc<str>,
     /// The base model, as clients name it.
     pub model: Arc<str>,
-    /// Other names that the pods know the base model by.
-    pub aliases: Vec<Arc<str>>,
-    /// Adapters that the configuration names.
-    pub adapters: Vec<Arc<str>>,
-    /// Where the pods' metrics are read.
-    pub source: MetricsSource,
-    /// Where the pods publish what they have cached, if that is wanted.
-    pub kv_events: Option<EventSource>,
-    /// The key that the pods want, if they want one.
-    pub api_key: Option<Arc<PodKey>>,
     /// How much of what all clients together may use is used.
     pub limiter: Arc<Limiter>,
     /// What is counted for it.
     pub metrics: Arc<PoolMetrics>,
     /// It takes whole connections, at a listener of its own.
     pub is_direct: bool,
-    profile: Profile,
-    /// Clients are told what brings their next request to the same pod.
-    keeps_sessions: bool,
+    settings: ArcSwap<Settings>,
     inner: Mutex<Inner>,
     /// Requests that were to be placed so far, and whole connections that were.
     placed: AtomicU64,
@@ -76,8 +65,6 @@ pub struct Pool {
     queue: Arc<Queue>,
     /// Told of each dispatch, where other gateways want to know.
     dispatched: Option<Arc<Notify>>,
-    /// How long a request may wait for a place.
-    patience: Duration,
     /// Ledgers count the time from here.
     epoch: Instant,
 }
@@ -169,6 +156,7 @@ impl Pool {
     /// A pool of the configured pods; nothing is known of them yet. `member`: where other gateways have it too.
     pub fn new(
         scheduler: &Scheduler,
+        settings: Settings,
         metrics: Arc<PoolMetrics>,
         seed: u64,
         member: Option<&Member>,
@@ -177,36 +165,8 @@ impl Pool {
         let capacity = prefix::capacity(None, cache.block_tokens());
         metrics.set_prefix_index(&cache.index);
         let queue = Arc::new(Queue::new(metrics.queued.clone()));
-        let pods: Vec<_> = scheduler
-            .pods
-            .iter()
-            .map(|pod| {
-                let channel = scheduler.kv_events.as_ref().map(|_| mpsc::channel(PROMPTS));
-                let (sender, prompts) = channel.unzip();
-                Entry {
-                    pod: Arc::new(Pod::new(pod, sender)),
-                    prompts,
-                    signals: Signals::default(),
-                    engine: None,
-                    observed: None,
-                    active: Vec::new(),
-                    loaded: Vec::new(),
-                    listed: false,
-                    loads: false,
-                    sent: VecDeque::new(),
-                    kv_tokens: None,
-                    block_size: None,
-                    slot: cache.index.join(capacity),
-                    slots: None,
-                    asleep: false,
-                    stranger: None,
-                    reach: Reach::Up,
-                    trouble: None,
-                    broken: 0,
-                    last_used: 0,
-                }
-            })
-            .collect();
+        let pods: Vec<_> =
+            scheduler.pods.iter().map(|pod| Entry::new(pod, &settings, &cache, capacity)).collect();
         let exchange = member.map(|member| {
             let keys = pods.iter().map(|entry: &Entry| entry.pod.key);
             Exchange::new(&scheduler.name, member.me, keys)
@@ -214,21 +174,10 @@ impl Pool {
         Self {
             name: scheduler.name.as_str().into(),
             model: scheduler.model_name.as_str().into(),
-            aliases: scheduler.aliases.iter().map(|name| name.as_str().into()).collect(),
-            adapters: scheduler.lora_adapters.iter().map(|name| name.as_str().into()).collect(),
-            source: scheduler.metrics.clone(),
-            kv_events: scheduler.kv_events.clone(),
-            api_key: scheduler.api_key_file.as_deref().map(|file| Arc::new(PodKey::new(file))),
             limiter: Arc::new(Limiter::new(scheduler.limits, Instant::now())),
             metrics,
             is_direct: scheduler.direct.is_some(),
-            keeps_sessions: scheduler.policy.weighs(Scorer::SessionAffinity),
-            profile: Profile {
-                policy: scheduler.policy.clone(),
-                saturation: scheduler.saturation,
-                max_wait: scheduler.max_wait,
-                stale_after: scheduler.metrics.stale_after,
-            },
+            settings: ArcSwap::from_pointee(settings),
             inner: Mutex::new(Inner {
                 pods,
                 views: Vec::new(),
@@ -245,9 +194,40 @@ impl Pool {
             cache: Arc::new(cache),
             queue,
             dispatched: member.map(|member| Arc::clone(&member.dispatched)),
-            patience: scheduler.admission_wait,
             epoch: Instant::now(),
         }
+    }
+
+    /// What the configuration says of it now.
+    pub fn settings(&self) -> Guard<Arc<Settings>> {
+        self.settings.load()
+    }
+
+    /// Has another configuration of the same pool hold from now on: `settings` are those of `scheduler`. What is known
+    /// of a pod that stays is kept, and requests in flight at one that leaves go on.
+    pub fn configure(&self, scheduler: &Scheduler, settings: Settings, now: Instant) {
+        self.limiter.set(scheduler.limits, now);
+        // What listens to a pod's events is made with it.
+        let as_before = self.settings.load().kv_events == settings.kv_events;
+        let mut inner = self.inner.lock();
+        let mut old = VecDeque::from(std::mem::take(&mut inner.pods));
+        let capacity = prefix::capacity(None, self.cache.block_tokens());
+        for pod in &scheduler.pods {
+            let known = old.iter().position(|entry| as_before && entry.pod.is(pod));
+            let entry = known.and_then(|place| old.remove(place));
+            let new = || Entry::new(pod, &settings, &self.cache, capacity);
+            inner.pods.push(entry.unwrap_or_else(new));
+        }
+        for slot in old.iter().filter_map(|entry| entry.slot) {
+            self.cache.index.leave(slot);
+        }
+        let Inner { pods, exchange, .. } = &mut *inner;
+        if let Some(exchange) = exchange {
+            exchange.set_pods(pods.iter().map(|entry| entry.pod.key));
+        }
+        self.settings.store(Arc::new(settings));
+        drop(inner);
+        self.queue.freed();
     }
 
     /// Reads the prompt of a body, of which the scanner has found the parts. Once for each request: it takes
@@ -259,6 +239,8 @@ impl Pool {
     /// Picks the best pod for a request and reserves a place there, in one step.
     pub fn reserve(&self, ask: Ask<'_>, now: Instant) -> Result<Place, NoPod> {
         let at = self.since_epoch(now);
+        let settings = self.settings.load();
+        let profile = &settings.profile;
         let expected = self.expected(ask);
         let demand = expected.demand;
         let mut inner = self.inner.lock();
@@ -268,11 +250,11 @@ impl Pool {
         // nothing else while they are overloaded. Before all are sent away, those are tried.
         inner.look(ask, &expected, &self.cache, true, now, at);
         let Inner { pods, views, scratch, matches, exchange, cold, excess, rng, .. } = &mut *inner;
-        let pick = match schedule::pick(views, &demand, &self.profile, rng, scratch) {
+        let pick = match schedule::pick(views, &demand, profile, rng, scratch) {
             Ok(pick) => pick,
             Err(none) => {
                 if none == NoPod::Saturated {
-                    *excess = filter::excess(views, &demand, &self.profile);
+                    *excess = filter::excess(views, &demand, profile);
                 }
                 return Err(none);
             }
@@ -321,7 +303,7 @@ impl Pool {
             cache: Arc::clone(&self.cache),
             slot: entry.slot.filter(|_| fits),
             known_blocks,
-            keeps_session: self.keeps_sessions,
+            keeps_session: settings.keeps_sessions,
             queue: Arc::clone(&self.queue),
             epoch: self.epoch,
             taken: now,
@@ -345,7 +327,8 @@ impl Pool {
         mut attempt: impl FnMut() -> Result<T, NoPod>,
     ) -> Result<(T, Duration), NoPod> {
         let at_once = |placed| (placed, Duration::ZERO);
-        if self.patience.is_zero() {
+        let patience = self.settings.load().patience;
+        if patience.is_zero() {
             return attempt().map(at_once);
         }
         // Where there is room all the same, the first of those that wait asks for more than that.
@@ -356,24 +339,26 @@ impl Pool {
             }
         }
         let from = Instant::now();
-        let placed = self.queue.wait(self.patience, attempt).await?;
+        let placed = self.queue.wait(patience, attempt).await?;
         Ok((placed, from.elapsed()))
     }
 
     /// Whether a request would be refused now because every pod is full, whatever it asks for.
     pub fn refuses(&self, now: Instant) -> bool {
-        self.patience.is_zero() && self.is_full(now)
+        self.settings.load().patience.is_zero() && self.is_full(now)
     }
 
     fn is_full(&self, now: Instant) -> bool {
         let ask = Ask::default();
+        let settings = self.settings.load();
+        let profile = &settings.profile;
         let expected = self.expected(ask);
         let mut inner = self.inner.lock();
         inner.look(ask, &expected, &self.cache, true, now, self.since_epoch(now));
         let Inner { views, excess, .. } = &mut *inner;
-        let is_full = schedule::is_full(views, &self.profile);
+        let is_full = schedule::is_full(views, profile);
         if is_full {
-            *excess = filter::excess(views, &expected.demand, &self.profile);
+            *excess = filter::excess(views, &expected.demand, profile);
         }
         is_full
     }
@@ -392,7 +377,7 @@ impl Pool {
     /// The most that a pod can score.
     pub fn most_score(&self) -> f32 {
         // Never 0, as it is divided by.
-        self.profile.policy.most_score().max(1.0)
+        self.settings.load().profile.policy.most_score().max(1.0)
     }
 
     /// The pods, in the order of the configuration.
@@ -427,7 +412,7 @@ impl Pool {
 
     /// A pod whose score is below the best by at most this share of it may be picked as well.
     pub fn near(&self) -> f32 {
-        match &self.profile.policy {
+        match &self.settings.load().profile.policy {
             Policy::Cost(preset) => preset.margin / (1.0 + preset.margin),
             Policy::Scorers { picker: Picker::MaxScore, .. } => 0.0,
             Policy::Scorers { .. } => 1.0,
@@ -437,10 +422,11 @@ impl Pool {
     fn explained(&self, ask: Ask<'_>, with_silent: bool, now: Instant) -> Vec<PodStatus> {
         let at = self.since_epoch(now);
         let expected = self.expected(ask);
+        let settings = self.settings.load();
         let mut inner = self.inner.lock();
         inner.look(ask, &expected, &self.cache, with_silent, now, at);
         let Inner { pods, views, scratch, .. } = &mut *inner;
-        let explained = schedule::explain(views, &expected.demand, &self.profile, scratch);
+        let explained = schedule::explain(views, &expected.demand, &settings.profile, scratch);
         pods.iter()
             .zip(views.iter())
             .zip(explained)
@@ -472,7 +458,7 @@ impl Pool {
 
     /// A pod told its load. Returns whether it had been out of reach before.
     pub fn observed(&self, id: PodId, reading: Reading, now: Instant) -> bool {
-        let same_port = self.source.port.is_none();
+        let same_port = self.settings.load().source.port.is_none();
         let at = self.since_epoch(now);
         let kv_tokens = reading.kv_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
         let mut inner = self.inner.lock();
@@ -517,8 +503,9 @@ impl Pool {
 
     /// A pod told its models. Returns whether the set of loaded adapters changed.
     pub fn listed(&self, id: PodId, models: &Models) -> bool {
-        let known =
-            |name: &str| *self.model == *name || self.aliases.iter().any(|alias| **alias == *name);
+        let settings = self.settings.load();
+        let is_alias = |name: &str| settings.aliases.iter().any(|alias| **alias == *name);
+        let known = |name: &str| *self.model == *name || is_alias(name);
         let stranger = match models.bases.first() {
             Some(first) if !models.bases.iter().any(|name| known(name)) => {
                 Some(format!("it serves `{first}`, and not `{}`", self.model))
@@ -541,7 +528,7 @@ impl Pool {
 
     /// A pod did not tell.
     pub fn unobserved(&self, id: PodId, failure: &Failure, now: Instant) -> Lost {
-        let same_port = self.source.port.is_none();
+        let same_port = self.settings.load().source.port.is_none();
         let mut lost = Lost::default();
         self.update(id, |entry| {
             let was_ready = entry.ready(now);
@@ -734,9 +721,6 @@ fn left_out(tier: Tier) -> Option<String> {
         Tier::Fresh | Tier::FreshElsewhere | Tier::Tried | Tier::NotReady => None,
     }
 }
-
-/// Answered prompts that may wait for a pod's events to be read.
-const PROMPTS: usize = 256;
 
 /// How often pods' speeds are compared, for each 16 pods of a pool: that costs about a microsecond a pod.
 const SHARED_EVERY: Duration = Duration::from_millis(2);

@@ -52,7 +52,7 @@ impl Steered {
     /// Has sk_lookup steer connections to the sockets of `bound`, if that is wanted and works. Says in one
     /// log line which it is.
     pub fn start(gateway: &Gateway, bound: &mut [Bound]) -> Self {
-        let config = &gateway.config;
+        let config = gateway.config();
         let listeners =
             bound.iter().map(|bound| (bound.listener.name.clone(), bound.address)).collect();
         let mut direct = DirectPools::default();
@@ -181,7 +181,7 @@ fn steer(
     bound: &mut [Bound],
     direct: &mut DirectPools,
 ) -> Result<Steering, String> {
-    let log = gateway.config.kernel.log;
+    let log = gateway.config().kernel.log;
     let mut steering = Steering::start(log).map_err(|unfit| unfit.to_string())?;
     match DirectPools::start(&mut steering, gateway) {
         Ok(pools) => *direct = pools,
@@ -229,7 +229,8 @@ fn destinations(bound: &Bound) -> Vec<VirtualAddress> {
 fn entries(gateway: &Gateway) -> Vec<ScoreEntry> {
     let now = Instant::now();
     let mut entries = Vec::new();
-    for (pool, slot) in gateway.pools.iter().zip(0..) {
+    for (pool, slot) in gateway.pools().iter().zip(0..) {
+        let stale_after = pool.settings().source.stale_after;
         for status in pool.status(now) {
             entries.push(ScoreEntry {
                 pool: slot,
@@ -237,7 +238,7 @@ fn entries(gateway: &Gateway) -> Vec<ScoreEntry> {
                 score: status.score.unwrap_or_default().into(),
                 in_flight: status.view.in_flight,
                 ready: status.view.ready,
-                fresh: status.view.age.is_some_and(|age| age <= pool.source.stale_after),
+                fresh: status.view.age.is_some_and(|age| age <= stale_after),
             });
         }
     }

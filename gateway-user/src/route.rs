@@ -31,12 +31,12 @@ impl Routes {
                 .or_insert_with(|| Target { pool: Arc::clone(pool), adapter: adapter.cloned() });
         };
         for pool in pools {
-            for name in std::iter::once(&pool.model).chain(&pool.aliases) {
+            for name in std::iter::once(&pool.model).chain(&pool.settings().aliases) {
                 add(name, pool, None);
             }
         }
         for pool in pools {
-            for name in &pool.adapters {
+            for name in &pool.settings().adapters {
                 add(name, pool, Some(name));
             }
         }

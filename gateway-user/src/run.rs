@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -24,25 +25,23 @@ use crate::gateway::Gateway;
 use crate::kernel::Flows;
 use crate::listen::{self, bind, bind_all, bind_alone};
 use crate::metrics::Arrival;
-use crate::observe::events::{self, CacheSink};
-use crate::observe::{self, Target};
-use crate::pool::{Pod, Pool};
 use crate::publish::{Bound, Steered};
+use crate::reload::Reloader;
 use crate::takeover::{Description, Handed, Handover, Inherited, Predecessor, Role, Successor};
 use crate::tls::Tls;
-use crate::watch::PodSink;
+use crate::watch::Watchers;
 
 /// Runs the daemon until a signal or a successor stops it. Fails only before it serves.
 ///
-/// With `takeover`, it takes the sockets of the daemon that runs, if one does.
-pub fn run(loaded: Loaded, takeover: bool) -> anyhow::Result<()> {
+/// The configuration is `loaded` from `file`, which is looked at again while the daemon runs. With `takeover`, it takes the sockets of the daemon that runs, if one does.
+pub fn run(loaded: Loaded, file: PathBuf, takeover: bool) -> anyhow::Result<()> {
     let Loaded { config, notes, meanings: _ } = loaded;
     for note in &notes {
         warn!("{note}");
     }
     raise_descriptors();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (threads, cut) = LocalSet::new().block_on(&runtime, daemon(config, takeover))?;
+    let (threads, cut) = LocalSet::new().block_on(&runtime, daemon(config, file, takeover))?;
     for thread in threads {
         if thread.join().is_err() {
             warn!("a worker ended by a panic");
@@ -53,7 +52,11 @@ pub fn run(loaded: Loaded, takeover: bool) -> anyhow::Result<()> {
 }
 
 /// Starts everything and goes on with [`control`]. Returns what that does, and the workers.
-async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandle<()>>, usize)> {
+async fn daemon(
+    config: Config,
+    file: PathBuf,
+    takeover: bool,
+) -> anyhow::Result<(Vec<JoinHandle<()>>, usize)> {
     let workers = match config.workers {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         workers => workers,
@@ -79,8 +82,15 @@ async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandl
     let paths = Paths::start(&config, &ports(&bound));
     let member = exchange.as_ref().map(Exchange::member);
     let gateway = Arc::new(Gateway::new(config, paths, fastrand::u64(..), member));
-    auth::reload::start(&gateway).await.context("auth")?;
-    if gateway.config.auth.is_none() {
+    let before = Arc::clone(&gateway.auth());
+    let settings: Vec<_> =
+        gateway.pools().iter().map(|pool| Arc::clone(&pool.settings())).collect();
+    auth::reload::prepare(&before, settings.iter().map(|settings| &**settings), &gateway)
+        .await
+        .context("auth")?;
+    auth::reload::follow_issuer(&before, &gateway);
+    spawn_local(auth::reload::watch(Arc::clone(&gateway)));
+    if gateway.config().auth.is_none() {
         warn!(
             "everyone who reaches a listener may send requests: the configuration has no auth \
              (`auth: {{mode: off}}` says that this is meant)"
@@ -90,7 +100,8 @@ async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandl
     if let Some(tls) = &tls {
         spawn_local(tls.clone().follow(Arc::clone(&gateway)));
     }
-    watch_pods(&gateway, &changed);
+    let watchers = Watchers::new(&gateway, &changed);
+    watchers.settle();
     if let Some(exchange) = exchange {
         exchange.start(&gateway);
     }
@@ -120,12 +131,13 @@ async fn daemon(config: Config, takeover: bool) -> anyhow::Result<(Vec<JoinHandl
     info!(
         version = env!("CARGO_PKG_VERSION"),
         workers,
-        pools = gateway.pools.len(),
+        pools = gateway.pools().len(),
         "listening on {}, admin on {}",
         addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
-        admin.local_addr().unwrap_or(gateway.config.admin),
+        admin.local_addr().unwrap_or(gateway.config().admin),
     );
-    let cut = control(&gateway, admin, &steered, handover, &changed, &mut ended).await?;
+    let reloader = Reloader::new(&gateway, watchers, file);
+    let cut = control(&gateway, reloader, admin, &steered, handover, &changed, &mut ended).await?;
     Ok((threads, cut))
 }
 
@@ -313,7 +325,8 @@ fn share(
 
 /// The pool that a listener serves alone, if it does.
 fn exclusive(gateway: &Gateway, listener: &str, steered: &Steered) -> Option<Exclusive> {
-    let mut pools = gateway.config.schedulers.iter().zip(&gateway.pools);
+    let (config, pools) = (gateway.config(), gateway.pools());
+    let mut pools = config.schedulers.iter().zip(pools.iter());
     let own = |scheduler: &Scheduler| scheduler.direct.as_deref() == Some(listener);
     let (_, pool) = pools.find(|(scheduler, _)| own(scheduler))?;
     Some(Exclusive { pool: Arc::clone(pool), once: steered.is_direct(listener) })
@@ -333,6 +346,7 @@ fn spread(mut sockets: Vec<TcpListener>, workers: usize) -> io::Result<Vec<TcpLi
 /// stopped, with how many connections had to be cut for that.
 async fn control(
     gateway: &Arc<Gateway>,
+    reloader: Reloader,
     admin: TcpListener,
     steered: &Rc<Steered>,
     handover: Option<Handover>,
@@ -353,6 +367,7 @@ async fn control(
     for log in [steered.take_log(), flows.and_then(Flows::take_log)].into_iter().flatten() {
         spawn_local(log.follow());
     }
+    let reloading = spawn_local(reloader.follow(signal(SignalKind::hangup())?));
     let mut stopped = gateway.stop_signal();
     let successor = tokio::select! {
         _ = terminate.recv() => {
@@ -371,6 +386,7 @@ async fn control(
         }
     };
     publisher.abort();
+    reloading.abort();
     if successor.is_some() {
         gateway.hand_over();
     } else {
@@ -412,7 +428,7 @@ async fn drain(
     terminate: &mut tokio::signal::unix::Signal,
     interrupt: &mut tokio::signal::unix::Signal,
 ) -> usize {
-    let wait = timeout(gateway.config.limits.drain_timeout, ended.recv());
+    let wait = timeout(gateway.config().limits.drain_timeout, ended.recv());
     tokio::select! {
         _ = wait => {}
         _ = terminate.recv() => {}
@@ -423,50 +439,13 @@ async fn drain(
     left
 }
 
-fn watch_pods(gateway: &Arc<Gateway>, changed: &Rc<Notify>) {
-    for pool in &gateway.pools {
-        for pod in pool.pods() {
-            let target = match Target::new(pod.address, &pool.source, pool.api_key.clone()) {
-                Ok(target) => target,
-                Err(error) => {
-                    warn!(pool = %pool.name, pod = %pod.name, "its metrics cannot be read: {error}");
-                    continue;
-                }
-            };
-            let sink = PodSink {
-                gateway: Arc::clone(gateway),
-                pool: Arc::clone(pool),
-                pod: Arc::clone(&pod),
-                changed: Rc::clone(changed),
-            };
-            spawn_local(observe::watch(target, sink, fastrand::Rng::new()));
-            follow_events(pool, &pod);
-        }
-    }
-}
-
-/// Follows what a pod says of its prefix cache, if that is wanted.
-fn follow_events(pool: &Pool, pod: &Pod) {
-    let Some(source) = &pool.kv_events else { return };
-    let Some((held, prompts)) = pool.cache_of(pod.id) else { return };
-    let at = |port| SocketAddr::new(pod.address.ip(), port);
-    let target = events::Target {
-        address: at(source.port),
-        topic: source.topic.clone(),
-        replay: source.replay_port.map(at),
-    };
-    let metrics = Arc::clone(&pool.metrics);
-    let sink = CacheSink::new(held, metrics, Arc::clone(&pool.name), Arc::clone(&pod.name));
-    spawn_local(events::follow(target, sink, prompts, fastrand::Rng::new()));
-}
-
 /// Waits until every pod has been asked or found unreachable, but not long.
 async fn see_pods(gateway: &Gateway) {
     let seen = async {
-        while !gateway.pools.iter().all(|pool| {
+        while !gateway.pools().iter().all(|pool| {
             let status = pool.status(Instant::now());
             status.iter().all(|pod| pod.view.age.is_some() || pod.trouble.is_some())
-        }) || gateway.auth.unready().is_some()
+        }) || gateway.auth().unready().is_some()
         {
             sleep(LOOK).await;
         }

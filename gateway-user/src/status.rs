@@ -25,6 +25,13 @@ pub struct Status {
     pub ready: bool,
     /// Why it is not ready.
     pub reason: Option<String>,
+    /// Why the configuration that was read last is not in force, if it is not. A gateway of an earlier version does not
+    /// say.
+    #[serde(default)]
+    pub config_trouble: Option<String>,
+    /// Parts of it that wait for a takeover.
+    #[serde(default)]
+    pub config_waiting: Vec<String>,
     /// How connections reach the workers.
     pub steering: SteeringStatus,
     /// How responses may travel, and why others do not.
@@ -140,17 +147,20 @@ impl Status {
         steered.count(gateway);
         let now = Instant::now();
         let reason = gateway.unready();
+        let configured = gateway.configured();
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: now.saturating_duration_since(gateway.started).as_secs_f64(),
             ready: reason.is_none(),
             reason,
+            config_trouble: configured.trouble.clone(),
+            config_waiting: configured.waiting.iter().map(ToString::to_string).collect(),
             steering: steered.status(),
             paths: paths(gateway),
             flows: gateway.paths.flows.as_ref().map(Flows::usage),
             connections: gateway.connections(),
             buffered_bytes: gateway.buffered_bytes(),
-            pools: (gateway.pools.iter())
+            pools: (gateway.pools().iter())
                 .map(|pool| PoolView::read(gateway, steered, pool, now))
                 .collect(),
         }
@@ -177,6 +187,13 @@ impl Status {
             self.connections,
             self.buffered_bytes
         );
+        if let Some(trouble) = &self.config_trouble {
+            let _ = writeln!(out, "the configuration has changed and is not in force: {trouble}");
+        }
+        if !self.config_waiting.is_empty() {
+            let waiting = self.config_waiting.join(", ");
+            let _ = writeln!(out, "changed, and waiting for a takeover: {waiting}");
+        }
         for pool in &self.pools {
             let _ = writeln!(out, "\npool {} ({})", pool.name, pool.names.join(", "));
             if let Some(direct) = &pool.direct {

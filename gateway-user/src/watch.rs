@@ -1,16 +1,39 @@
-//! Takes what is observed of one pod into its pool.
+//! Has the pods of all pools observed, and takes what is observed of one into its pool.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use tokio::sync::Notify;
+use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use crate::auth::PodKey;
+use crate::config::MetricsSource;
 use crate::gateway::Gateway;
 use crate::metrics::ScrapeFailure;
-use crate::observe::{Cause, EngineKind, Failure, Models, Reading, Sink};
-use crate::pool::{Pod, Pool};
+use crate::observe::events::{self, CacheSink};
+use crate::observe::{self, Cause, EngineKind, Failure, Models, Reading, Sink, Target};
+use crate::pool::{Pod, PodId, Pool, Settings};
+
+/// The tasks that observe pods, one or two for each.
+#[derive(Debug)]
+pub struct Watchers {
+    gateway: Arc<Gateway>,
+    changed: Rc<Notify>,
+    running: RefCell<HashMap<PodId, Watching>>,
+}
+
+#[derive(Debug)]
+struct Watching {
+    source: MetricsSource,
+    api_key: Option<Arc<PodKey>>,
+    metrics: Option<AbortHandle>,
+    events: Option<AbortHandle>,
+}
 
 /// Where the observations of one pod go.
 #[derive(Debug)]
@@ -23,6 +46,83 @@ pub struct PodSink {
     pub pod: Arc<Pod>,
     /// Told at every change.
     pub changed: Rc<Notify>,
+}
+
+impl Watchers {
+    /// Observes nothing yet; `changed` is told whatever is found.
+    pub fn new(gateway: &Arc<Gateway>, changed: &Rc<Notify>) -> Self {
+        let (gateway, changed) = (Arc::clone(gateway), Rc::clone(changed));
+        Self { gateway, changed, running: RefCell::default() }
+    }
+
+    /// Has all pods observed that there are now, each where the configuration says, and no others. On the control
+    /// thread.
+    pub fn settle(&self) {
+        let mut running = self.running.borrow_mut();
+        let mut before = std::mem::take(&mut *running);
+        for pool in self.gateway.pools().iter() {
+            let settings = pool.settings();
+            for pod in pool.pods() {
+                let (source, api_key) = (settings.source.clone(), settings.api_key.clone());
+                let mut watching = before.remove(&pod.id).unwrap_or_else(|| Watching {
+                    source: source.clone(),
+                    api_key: api_key.clone(),
+                    metrics: None,
+                    events: self.follow_events(pool, &settings, &pod),
+                });
+                let same_key =
+                    watching.api_key.as_ref().map(Arc::as_ptr) == api_key.as_ref().map(Arc::as_ptr);
+                if watching.source != source || !same_key {
+                    watching.metrics.take().inspect(AbortHandle::abort);
+                }
+                if watching.metrics.is_none() {
+                    watching.metrics = self.follow_metrics(pool, &settings, &pod);
+                }
+                running.insert(pod.id, Watching { source, api_key, ..watching });
+            }
+        }
+        for gone in before.into_values() {
+            gone.metrics.inspect(AbortHandle::abort);
+            gone.events.inspect(AbortHandle::abort);
+        }
+        self.changed.notify_one();
+    }
+
+    fn follow_metrics(
+        &self,
+        pool: &Arc<Pool>,
+        settings: &Settings,
+        pod: &Arc<Pod>,
+    ) -> Option<AbortHandle> {
+        let target = Target::new(pod.address, &settings.source, settings.api_key.clone());
+        let target = target.inspect_err(
+            |error| warn!(pool = %pool.name, pod = %pod.name, "its metrics cannot be read: {error}"),
+        );
+        let sink = PodSink {
+            gateway: Arc::clone(&self.gateway),
+            pool: Arc::clone(pool),
+            pod: Arc::clone(pod),
+            changed: Rc::clone(&self.changed),
+        };
+        let task = spawn_local(observe::watch(target.ok()?, sink, fastrand::Rng::new()));
+        Some(task.abort_handle())
+    }
+
+    /// Follows what a pod says of its prefix cache, if that is wanted.
+    fn follow_events(&self, pool: &Pool, settings: &Settings, pod: &Pod) -> Option<AbortHandle> {
+        let source = settings.kv_events.as_ref()?;
+        let (held, prompts) = pool.cache_of(pod.id)?;
+        let at = |port| SocketAddr::new(pod.address.ip(), port);
+        let target = events::Target {
+            address: at(source.port),
+            topic: source.topic.clone(),
+            replay: source.replay_port.map(at),
+        };
+        let metrics = Arc::clone(&pool.metrics);
+        let sink = CacheSink::new(held, metrics, Arc::clone(&pool.name), Arc::clone(&pod.name));
+        let task = spawn_local(events::follow(target, sink, prompts, fastrand::Rng::new()));
+        Some(task.abort_handle())
+    }
 }
 
 impl Sink for PodSink {

@@ -43,6 +43,7 @@ mod rates;
 mod realtime;
 mod recorder;
 mod relay;
+mod reload;
 mod requests;
 mod retries;
 mod signals;

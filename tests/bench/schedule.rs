@@ -13,7 +13,7 @@ use divan::{AllocProfiler, Bencher};
 use gateway_user::config::{self, Saturation};
 use gateway_user::metrics::{Build, Metrics};
 use gateway_user::observe::{EngineKind, Reading};
-use gateway_user::pool::{Ask, Pool};
+use gateway_user::pool::{Ask, Pool, Settings};
 use gateway_user::request::scan::Scanner;
 use gateway_user::schedule::prefix::Prompt;
 use gateway_user::schedule::{
@@ -65,8 +65,9 @@ fn decision(bencher: Bencher<'_, '_>, pods: usize) {
         list.join(", ")
     );
     let config = config::parse(&text, "bench.yaml").unwrap().config;
+    let scheduler = &config.schedulers[0];
     let metrics = Metrics::new(Build { version: "0", revision: "0" }, Vec::new);
-    let pool = Pool::new(&config.schedulers[0], metrics.pool("pool"), 3, None);
+    let pool = Pool::new(scheduler, Settings::new(scheduler, None), metrics.pool("pool"), 3, None);
     let now = Instant::now();
     let mut rng = fastrand::Rng::with_seed(1);
     for pod in pool.pods() {

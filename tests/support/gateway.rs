@@ -24,6 +24,7 @@ pub struct Gateway {
     log: Arc<Mutex<String>>,
     reading: Option<thread::JoinHandle<()>>,
     config: PathBuf,
+    ports: (u16, u16),
 }
 
 /// What a test's gateway is to serve.
@@ -179,7 +180,9 @@ impl Gateway {
         });
         let reading = Some(reading);
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
-        let mut gateway = Self { address: nowhere, admin: nowhere, child, log, reading, config };
+        let ports = (port, admin);
+        let (address, admin) = (nowhere, nowhere);
+        let mut gateway = Self { address, admin, child, log, reading, config, ports };
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some((address, admin)) = gateway.listening() {
@@ -273,6 +276,26 @@ impl Gateway {
     /// Waits until the gateway has nothing in flight, whatever the pods say.
     pub fn wait_idle(&self) -> Value {
         self.wait("nothing to be in flight", |status| pods(status).all(|pod| pod["in_flight"] == 0))
+    }
+
+    /// Writes another configuration into its file.
+    pub fn write(&self, plan: &Plan) {
+        let (port, admin) = self.ports;
+        self.write_text(&plan.document(port, admin));
+    }
+
+    /// Writes this into the file of its configuration.
+    pub fn write_text(&self, text: &str) {
+        std::fs::write(&self.config, text).expect("a writable temporary folder");
+    }
+
+    /// Has it read another configuration, and waits until that is in force.
+    pub fn reload(&self, plan: &Plan) {
+        let done = "sluice_config_reloads_total{result=\"done\"}";
+        let before = self.metric(done).expect("reloads are counted");
+        self.write(plan);
+        self.signal("HUP");
+        self.wait_metric(done, before + 1.0);
     }
 
     /// The process id.

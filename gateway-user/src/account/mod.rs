@@ -81,7 +81,7 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
     if let Some(model) = asked.model {
         pool.metrics.used(model, &record);
     }
-    if worker.gateway.config.access_log {
+    if worker.gateway.config().access_log {
         log::finished(&asked, &exchange, pool, &usage, &record);
     }
 }

@@ -24,6 +24,7 @@ use self::credentials::Credentials;
 use self::jwt::{Denied, KeySet};
 use self::keys::{Keys, Listed, Wrong};
 pub use self::pod_key::PodKey;
+pub use self::reload::Unusable;
 use crate::config::{self, RateLimits};
 use crate::error::Refusal;
 use crate::limit::{self, Admitted, Limiter};
@@ -45,6 +46,8 @@ pub struct Auth {
 struct ApiKeys {
     config: config::ApiKeys,
     in_force: ArcSwap<Keys<Arc<Key>>>,
+    /// Those of the configuration before.
+    known: Option<Arc<Keys<Arc<Key>>>>,
     /// A name that no key may have: the issuer's, which has its own series.
     reserved: Option<Arc<str>>,
 }
@@ -102,8 +105,9 @@ pub fn permit(
 }
 
 impl Auth {
-    /// As the configuration says; nothing has been read yet, so nobody is let in.
-    pub fn new(config: Option<&config::Auth>, metrics: &Metrics) -> Self {
+    /// As the configuration says; nothing has been read yet, so nobody is let in. What keys have used of their limits is
+    /// taken over from `before`, and so is an issuer's key set, where the issuer is the same.
+    pub fn new(config: Option<&config::Auth>, metrics: &Metrics, before: Option<&Self>) -> Self {
         let Some(config) = config.filter(|config| !config.off) else { return Self::default() };
         let tokens = config.jwt.as_ref().map(|provider| Tokens {
             key: Arc::new(Key::new(
@@ -113,12 +117,15 @@ impl Auth {
                 metrics,
             )),
             provider: provider.clone(),
-            keys: ArcSwapOption::empty(),
+            keys: ArcSwapOption::new(before.and_then(|before| before.key_set(provider))),
             unknown_key: Notify::new(),
         });
         let keys = config.api_keys.as_ref().map(|keys| ApiKeys {
             config: keys.clone(),
             in_force: ArcSwap::default(),
+            known: before
+                .and_then(|before| before.keys.as_ref())
+                .map(|keys| keys.in_force.load_full()),
             reserved: tokens.as_ref().map(|tokens| Arc::clone(&tokens.key.name)),
         });
         Self { checks: true, keys, tokens }
@@ -182,11 +189,24 @@ impl Auth {
     /// The lines with credentials that a pod gets, each with its end: the pods' own key; else what the client sent, if that
     /// is not the gateway's.
     pub fn for_pod(&self, credentials: &Credentials, pool: &Pool) -> Vec<u8> {
-        match &pool.api_key {
+        match &pool.settings().api_key {
             Some(key) => key.line(),
             None if self.checks => Vec::new(),
             None => credentials.lines().to_vec(),
         }
+    }
+
+    /// Whether a key has this name, or the issuer of tokens.
+    pub fn has_key(&self, name: &str) -> bool {
+        let is_issuer = self.tokens.as_ref().is_some_and(|tokens| *tokens.key.name == *name);
+        let keys = self.keys.as_ref().map(|keys| keys.in_force.load());
+        is_issuer || keys.is_some_and(|keys| keys.iter().any(|key| *key.name == *name))
+    }
+
+    /// The key set of this issuer, if it is the issuer and the set is known.
+    fn key_set(&self, provider: &config::Provider) -> Option<Arc<KeySet>> {
+        let tokens = self.tokens.as_ref().filter(|tokens| tokens.provider.keys == provider.keys)?;
+        tokens.keys.load_full()
     }
 
     fn unknown(&self) -> Refusal {
@@ -203,7 +223,9 @@ impl ApiKeys {
     fn take(&self, listed: Vec<Listed>, metrics: &Metrics) -> Result<usize, Wrong> {
         keys::agree(&listed, self.reserved.as_deref())?;
         let old = self.in_force.load();
-        let known: BTreeMap<_, _> = old.iter().map(|key| (Arc::clone(&key.name), key)).collect();
+        let before = self.known.iter().flat_map(|keys| keys.iter());
+        let known = before.chain(old.iter());
+        let known: BTreeMap<_, _> = known.map(|key| (Arc::clone(&key.name), key)).collect();
         let keys = Keys::new(listed, |Listed { name, models, limits, .. }| {
             let limits = limits.or(self.config.limits);
             let name: Arc<str> = name.into();
@@ -216,9 +238,6 @@ impl ApiKeys {
                 None => Arc::new(Key::new(name, models, limits, metrics)),
             }
         });
-        let names: HashSet<Arc<str>> =
-            (keys.iter().map(|key| Arc::clone(&key.name))).chain(self.reserved.clone()).collect();
-        metrics.retain_keys(|name| names.contains(name));
         let count = keys.len();
         self.in_force.store(Arc::new(keys));
         Ok(count)

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::task::{spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
@@ -20,6 +21,7 @@ use super::{Auth, PodKey, Tokens, keys};
 use crate::config::KeySource;
 use crate::gateway::Gateway;
 use crate::metrics::{AuthSource, Reload};
+use crate::pool::Settings;
 
 /// A file that the gateway cannot start without.
 #[derive(Debug, thiserror::Error)]
@@ -29,32 +31,32 @@ pub struct Unusable {
     why: String,
 }
 
-/// Reads all that has to be there at start, and looks for changes from then on. For the control thread.
+/// Reads all that `auth` and the pools' `settings` need before they can hold, if it has not been read already.
 ///
 /// # Errors
 /// The first file that cannot be used.
-pub async fn start(gateway: &Arc<Gateway>) -> Result<(), Unusable> {
-    let mut watched = Vec::new();
-    for what in sources(gateway) {
-        let file = what.file(&gateway.auth);
-        let content = read(file.clone()).await;
+pub async fn prepare<'a>(
+    auth: &Arc<Auth>,
+    settings: impl IntoIterator<Item = &'a Settings>,
+    gateway: &Gateway,
+) -> Result<(), Unusable> {
+    for what in sources(auth, settings).into_iter().filter(|what| !what.is_read()) {
+        let file = what.file();
         let fail = |why| Unusable { file: file.display().to_string(), why };
-        content
-            .as_ref()
-            .map_err(Clone::clone)
-            .and_then(|texts| what.apply(texts, gateway))
-            .map_err(fail)?;
-        watched.push(Watched { what, file, content });
+        let texts = read(file.clone()).await.map_err(fail)?;
+        what.apply(&texts, gateway).map_err(fail)?;
     }
-    if !watched.is_empty() {
-        spawn_local(watch(watched, Arc::clone(gateway)));
-    }
-    let Some(tokens) = &gateway.auth.tokens else { return Ok(()) };
+    let Some(tokens) = &auth.tokens else { return Ok(()) };
     match &tokens.provider.keys {
-        KeySource::Remote { uri, ca_file, cache } => {
-            let source = Source::new(uri, ca_file.as_deref())
-                .map_err(|why| Unusable { file: uri.clone(), why })?;
-            spawn_local(follow(source, *cache, Arc::clone(gateway)));
+        KeySource::Remote { uri, ca_file, .. } => {
+            let fail = |why| Unusable { file: uri.clone(), why };
+            let source = Source::new(uri, ca_file.as_deref()).map_err(fail)?;
+            // At the start nobody is let in before; while the daemon runs, everybody would be refused meanwhile.
+            let is_start = Arc::ptr_eq(auth, &gateway.auth());
+            if !is_start && tokens.keys.load().is_none() {
+                let text = get(&source).await.map_err(fail)?;
+                tokens.take(&text, gateway).map_err(fail)?;
+            }
         }
         KeySource::Inline(text) => {
             let fail = |why| Unusable { file: "localJWKS.inline".into(), why };
@@ -65,49 +67,79 @@ pub async fn start(gateway: &Arc<Gateway>) -> Result<(), Unusable> {
     Ok(())
 }
 
+/// Keeps the issuer's key set of `auth` fresh for as long as that is in force, if it has to be fetched. For the control
+/// thread.
+pub fn follow_issuer(auth: &Arc<Auth>, gateway: &Arc<Gateway>) {
+    let Some(tokens) = &auth.tokens else { return };
+    if matches!(tokens.provider.keys, KeySource::Remote { .. }) {
+        spawn_local(follow(Arc::clone(auth), Arc::clone(gateway)));
+    }
+}
+
+/// Looks at the files of whatever is in force, for ever. For the control thread.
+pub async fn watch(gateway: Arc<Gateway>) {
+    let mut watched: Vec<Watched> = Vec::new();
+    loop {
+        let auth = Arc::clone(&gateway.auth());
+        let settings: Vec<_> =
+            gateway.pools().iter().map(|pool| Arc::clone(&pool.settings())).collect();
+        let sources = sources(&auth, settings.iter().map(|settings| &**settings));
+        watched.retain(|known| sources.iter().any(|what| what.is(&known.what)));
+        for what in sources {
+            if !watched.iter().any(|known| known.what.is(&what)) {
+                watched.push(Watched { file: what.file(), what, content: None });
+            }
+        }
+        for watched in &mut watched {
+            watched.look(&gateway).await;
+        }
+        sleep(POLL).await;
+    }
+}
+
 /// A file, or a folder of them, that is looked at again and again.
 struct Watched {
     what: What,
     file: PathBuf,
-    content: Result<Vec<String>, String>,
+    /// What it held at the last look, or why it could not be read; none before the first.
+    content: Option<Result<Vec<String>, String>>,
 }
 
 /// What a file holds.
 enum What {
-    Keys,
-    KeySet,
+    Keys(Arc<Auth>),
+    KeySet(Arc<Auth>),
     PodKey(Arc<PodKey>),
 }
 
-fn sources(gateway: &Gateway) -> Vec<What> {
-    let auth = &gateway.auth;
-    let keys = auth.keys.as_ref().map(|_| What::Keys);
+fn sources<'a>(auth: &Arc<Auth>, settings: impl IntoIterator<Item = &'a Settings>) -> Vec<What> {
+    let keys = auth.keys.as_ref().map(|_| What::Keys(Arc::clone(auth)));
     let has_file = |tokens: &&Tokens| matches!(tokens.provider.keys, KeySource::File(_));
-    let key_set = auth.tokens.as_ref().filter(has_file).map(|_| What::KeySet);
-    let pods = gateway.pools.iter().filter_map(|pool| pool.api_key.clone().map(What::PodKey));
-    keys.into_iter().chain(key_set).chain(pods).collect()
+    let key_set = auth.tokens.as_ref().filter(has_file).map(|_| What::KeySet(Arc::clone(auth)));
+    let pods = settings.into_iter().filter_map(|settings| settings.api_key.clone());
+    keys.into_iter().chain(key_set).chain(pods.map(What::PodKey)).collect()
 }
 
-async fn watch(mut watched: Vec<Watched>, gateway: Arc<Gateway>) {
-    loop {
-        sleep(POLL).await;
-        for Watched { what, file, content } in &mut watched {
-            let now = read(file.clone()).await;
-            if now == *content {
-                continue;
-            }
-            *content = now;
-            let applied = match content {
-                Ok(texts) => what.apply(texts, &gateway),
-                Err(why) => Err(why.clone()),
-            };
-            let result = if applied.is_ok() { Reload::Done } else { Reload::Failed };
-            gateway.counted.reloaded(what.source(), result);
-            let file = file.display();
-            match applied {
-                Ok(()) => info!("{file}: read anew"),
-                Err(why) => warn!("{file}: {why}; what it held before stays in force"),
-            }
+impl Watched {
+    async fn look(&mut self, gateway: &Gateway) {
+        let now = read(self.file.clone()).await;
+        if self.content.as_ref() == Some(&now) {
+            return;
+        }
+        let applied = match &now {
+            Ok(texts) => self.what.apply(texts, gateway),
+            Err(why) => Err(why.clone()),
+        };
+        // It has been read before it came into force; what has changed since then is found here.
+        if self.content.replace(now).is_none() && applied.is_ok() {
+            return;
+        }
+        let result = if applied.is_ok() { Reload::Done } else { Reload::Failed };
+        gateway.counted.reloaded(self.what.source(), result);
+        let file = self.file.display();
+        match applied {
+            Ok(()) => info!("{file}: read anew"),
+            Err(why) => warn!("{file}: {why}; what it held before stays in force"),
         }
     }
 }
@@ -115,40 +147,66 @@ async fn watch(mut watched: Vec<Watched>, gateway: Arc<Gateway>) {
 impl What {
     fn source(&self) -> AuthSource {
         match self {
-            Self::Keys => AuthSource::Keys,
-            Self::KeySet => AuthSource::KeySet,
+            Self::Keys(_) => AuthSource::Keys,
+            Self::KeySet(_) => AuthSource::KeySet,
             Self::PodKey(_) => AuthSource::PodKey,
         }
     }
 
-    fn file(&self, auth: &Auth) -> PathBuf {
+    /// Whether it is the same, and not only of the same file.
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Keys(one), Self::Keys(other)) | (Self::KeySet(one), Self::KeySet(other)) => {
+                Arc::ptr_eq(one, other)
+            }
+            (Self::PodKey(one), Self::PodKey(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
+    /// Whether it has been read before.
+    fn is_read(&self) -> bool {
+        match self {
+            Self::PodKey(key) => key.bearer().is_some(),
+            Self::Keys(_) | Self::KeySet(_) => false,
+        }
+    }
+
+    fn file(&self) -> PathBuf {
         let file = match self {
-            Self::Keys => auth.keys.as_ref().map(|keys| keys.config.file.as_str()),
-            Self::KeySet => auth.tokens.as_ref().and_then(|tokens| match &tokens.provider.keys {
-                KeySource::File(file) => Some(file.as_str()),
-                KeySource::Inline(_) | KeySource::Remote { .. } => None,
-            }),
+            Self::Keys(auth) => auth.keys.as_ref().map(|keys| keys.config.file.as_str()),
+            Self::KeySet(auth) => {
+                auth.tokens.as_ref().and_then(|tokens| match &tokens.provider.keys {
+                    KeySource::File(file) => Some(file.as_str()),
+                    KeySource::Inline(_) | KeySource::Remote { .. } => None,
+                })
+            }
             Self::PodKey(key) => Some(key.file.as_str()),
         };
         file.unwrap_or_default().into()
     }
 
     fn apply(&self, texts: &[String], gateway: &Gateway) -> Result<(), String> {
-        let auth = &gateway.auth;
-        match (self, &auth.keys, &auth.tokens) {
-            (Self::Keys, Some(keys), _) => {
+        match self {
+            Self::Keys(auth) => {
+                let Some(keys) = &auth.keys else { return Ok(()) };
                 let mut listed = Vec::new();
                 for text in texts {
                     listed.extend(keys::read(text).map_err(|wrong| wrong.to_string())?);
                 }
                 let count =
                     keys.take(listed, &gateway.metrics).map_err(|wrong| wrong.to_string())?;
+                if Arc::ptr_eq(auth, &gateway.auth()) {
+                    gateway.metrics.retain_keys(|name| auth.has_key(name));
+                }
                 gateway.counted.auth_keys(AuthSource::Keys, count);
                 Ok(())
             }
-            (Self::KeySet, _, Some(tokens)) => tokens.take(texts.concat().as_bytes(), gateway),
-            (Self::PodKey(key), ..) => key.set(&texts.concat()).map_err(Into::into),
-            _ => Ok(()),
+            Self::KeySet(auth) => match &auth.tokens {
+                Some(tokens) => tokens.take(texts.concat().as_bytes(), gateway),
+                None => Ok(()),
+            },
+            Self::PodKey(key) => key.set(&texts.concat()).map_err(Into::into),
         }
     }
 }
@@ -162,19 +220,18 @@ impl Tokens {
     }
 }
 
-/// Keeps a key set fresh. Never ends.
-async fn follow(mut source: Source, cache: Duration, gateway: Arc<Gateway>) {
-    let Some(tokens) = &gateway.auth.tokens else { return };
+/// Keeps a key set fresh, until another configuration of who may send requests holds.
+async fn follow(auth: Arc<Auth>, gateway: Arc<Gateway>) {
+    let Some(tokens) = &auth.tokens else { return };
+    let KeySource::Remote { uri, ca_file, cache } = &tokens.provider.keys else { return };
+    // It was an address when the configuration was taken.
+    let Ok(mut source) = Source::new(uri, ca_file.as_deref()) else { return };
     let name = &tokens.provider.name;
     let mut pause = LEAST_RETRY;
     let mut failed = true;
-    loop {
+    while Arc::ptr_eq(&auth, &gateway.auth()) {
         let started = Instant::now();
-        let got = match timeout(WITHIN, source.get()).await {
-            Ok(got) => got,
-            Err(_) => Err(format!("no whole answer within {WITHIN:?}")),
-        };
-        let taken = got.and_then(|text| tokens.take(&text, &gateway));
+        let taken = get(&source).await.and_then(|text| tokens.take(&text, &gateway));
         let result = if taken.is_ok() { Reload::Done } else { Reload::Failed };
         gateway.counted.reloaded(AuthSource::KeySet, result);
         let next = match taken {
@@ -183,7 +240,7 @@ async fn follow(mut source: Source, cache: Duration, gateway: Arc<Gateway>) {
                     info!("the signing keys of `{name}` are known");
                 }
                 pause = LEAST_RETRY;
-                cache
+                *cache
             }
             Err(why) => {
                 warn!(
@@ -191,14 +248,14 @@ async fn follow(mut source: Source, cache: Duration, gateway: Arc<Gateway>) {
                 );
                 failed = true;
                 // Whom to trust may have changed with the server's certificate.
-                if let KeySource::Remote { uri, ca_file: Some(file), .. } = &tokens.provider.keys {
+                if let Some(file) = ca_file {
                     match Source::new(uri, Some(file)) {
                         Ok(anew) => source = anew,
                         Err(why) => warn!("{uri}: {why}"),
                     }
                 }
                 let next = pause;
-                pause = (2 * pause).min(MOST_RETRY).min(cache.max(LEAST_RETRY));
+                pause = (2 * pause).min(MOST_RETRY).min((*cache).max(LEAST_RETRY));
                 next
             }
         };
@@ -207,6 +264,13 @@ async fn follow(mut source: Source, cache: Duration, gateway: Arc<Gateway>) {
             // An issuer that has new keys begins to use them. Anyone can name a key that is not known, though.
             () = tokens.unknown_key.notified() => sleep_until(started + UNKNOWN_KEY).await,
         }
+    }
+}
+
+async fn get(source: &Source) -> Result<Bytes, String> {
+    match timeout(WITHIN, source.get()).await {
+        Ok(got) => got,
+        Err(_) => Err(format!("no whole answer within {WITHIN:?}")),
     }
 }
 

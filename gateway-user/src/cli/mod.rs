@@ -37,7 +37,8 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve the pools of a configuration until SIGTERM.
-    #[command(after_help = "Example: sluice run --config gateway.yaml")]
+    #[command(after_help = "Example: sluice run --config gateway.yaml\n\n\
+        The configuration may change while it runs: its file is looked at once a second, and at once with SIGHUP.")]
     Run {
         /// The configuration, see `sluice check --defaults`.
         #[arg(long, value_name = "FILE")]
@@ -98,7 +99,7 @@ fn serve(path: &std::path::Path, takeover: bool) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match run::run(loaded, takeover) {
+    match run::run(loaded, path.to_owned(), takeover) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("sluice: {error:#}");

@@ -483,7 +483,7 @@ impl Builder<'_> {
                 }
                 range
             });
-            effective.push(Pod { name, address, gpu: pod.gpu.clone(), context_range });
+            effective.push(Pod { name, address, uid: None, gpu: pod.gpu.clone(), context_range });
         }
         effective
     }

@@ -17,7 +17,7 @@ pub struct Errors {
 
 impl Errors {
     /// One error that concerns the document as a whole.
-    pub(super) fn whole(file: &str, text: impl Into<String>) -> Self {
+    pub(crate) fn whole(file: &str, text: impl Into<String>) -> Self {
         let error =
             Error { file: None, line: 0, column: 0, field: String::new(), text: text.into() };
         Self { file: file.to_owned(), list: vec![error] }

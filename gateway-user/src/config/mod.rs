@@ -359,6 +359,8 @@ pub struct Pod {
     pub name: String,
     /// Where requests go.
     pub address: SocketAddr,
+    /// What tells it from others that have had its address: Kubernetes' UID. None in a file.
+    pub uid: Option<String>,
     /// The GPU, as a label for people.
     pub gpu: Option<String>,
     /// Lengths of prompts that it is meant for, in tokens: shortest and longest.

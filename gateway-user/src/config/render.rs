@@ -173,7 +173,7 @@ fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
 }
 
 fn pod(pod: &super::Pod) -> Pod {
-    let super::Pod { name, address, gpu, context_range } = pod;
+    let super::Pod { name, address, uid: _, gpu, context_range } = pod;
     Pod {
         address: address.ip(),
         port: Some(address.port()),

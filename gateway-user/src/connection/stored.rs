@@ -57,7 +57,7 @@ pub(super) async fn exchange(
     };
     let limits = admitted.headers().to_owned();
     let mut forward = head.forward.clone();
-    forward.extend(worker.gateway.auth.for_pod(&head.credentials, &pool));
+    forward.extend(worker.gateway.auth().for_pod(&head.credentials, &pool));
     finish_head(&mut forward, body.len(), asked.id);
     let request = Request {
         head: forward,
@@ -97,7 +97,8 @@ fn find(
 ) -> Option<(Arc<Pool>, PodId)> {
     let gateway = &worker.gateway;
     let is_within = |pool: &&Arc<Pool>| exclusive.is_none_or(|own| Arc::ptr_eq(own, pool));
-    let mut pools = gateway.pools.iter().filter(is_within);
+    let pools = gateway.pools();
+    let mut pools = pools.iter().filter(is_within);
     match gateway.responses.find(id, owner) {
         Found::At(pod) => {
             let has = |pool: &&Arc<Pool>| pool.pods().iter().any(|own| own.id == pod);

@@ -241,7 +241,7 @@ fn reserve(
     let ask = request.ask(tried);
     let now = Instant::now();
     // Looked at a moment before: a request of another worker may come between, in rare cases.
-    let explain = worker.gateway.config.explain_header;
+    let explain = worker.gateway.config().explain_header;
     let seen = explain.then(|| explain::lines(pool.explain(ask, now)));
     let place = match request.pin.filter(|pin| !tried.contains(&pin.pod)) {
         Some(Pin { pod, is_strict }) => match pool.reserve(Ask { only: Some(pod), ..ask }, now) {
@@ -264,7 +264,7 @@ fn turned_away(pool: &Pool, ask: Ask<'_>, none: NoPod, worker: &Worker) -> (Refu
         none => none,
     };
     let (refusal, rejection) = admit::refusal(pool, none);
-    let explain = worker.gateway.config.explain_header.then(|| {
+    let explain = worker.gateway.config().explain_header.then(|| {
         let seen = explain::lines(pool.explain(ask, Instant::now()));
         explain::header(&seen, None, pool.near()).into()
     });

@@ -127,6 +127,11 @@ describe! {
     /// Requests refused before they came to a pool, by why.
     GATEWAY_REFUSED: Counter "gateway_refused" ["reason"];
 
+    /// Times that the configuration was read anew, by what came of it.
+    CONFIG_RELOADS: Counter "config_reloads" ["result"];
+    /// 1 while the configuration as it was read last is not or not wholly in force, else 0.
+    CONFIG_PENDING: Gauge "config_pending" [];
+
     /// Keys in force, by what they are from.
     AUTH_KEYS: Gauge "auth_keys" ["source"];
     /// Times that keys were read anew, by what came of it.

@@ -34,6 +34,8 @@ pub struct GatewayMetrics {
     pub(super) datagrams: OnceLock<ByLabel<Datagram, Counter>>,
     pub(super) tls: OnceLock<TlsMetrics>,
     pub(super) auth: OnceLock<AuthCounts>,
+    pub(super) config_reloads: ByLabel<Reload, Counter>,
+    pub(super) config_pending: Gauge,
     recent: Mutex<Window>,
     start: Instant,
 }
@@ -60,6 +62,8 @@ impl GatewayMetrics {
             datagrams: OnceLock::new(),
             tls: OnceLock::new(),
             auth: OnceLock::new(),
+            config_reloads: ByLabel::default(),
+            config_pending: Gauge::default(),
             recent: Mutex::default(),
             start: Instant::now(),
         }
@@ -93,6 +97,12 @@ impl GatewayMetrics {
     pub fn reloaded(&self, source: AuthSource, result: Reload) {
         let auth = self.auth.get_or_init(AuthCounts::default);
         count(auth.reloads.get(source).and_then(|results| results.get(result)));
+    }
+
+    /// Counts what came of reading the configuration anew, and whether some of it is not in force now.
+    pub fn config_read(&self, result: Reload, is_pending: bool) {
+        count(self.config_reloads.get(result));
+        self.config_pending.set(is_pending.into());
     }
 
     /// Takes what the kernel has counted since the start: workers' sockets passed over, and

@@ -7,8 +7,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::Ask;
+use super::cache::Cache;
 use super::pod::Pod;
+use super::{Ask, Settings};
+use crate::config;
 use crate::observe::EngineKind;
 use crate::observe::events::Observation;
 use crate::schedule::prefix::Slot;
@@ -64,6 +66,39 @@ pub(super) enum Reach {
 }
 
 impl Entry {
+    /// A configured pod, of which nothing is known yet.
+    pub(super) fn new(
+        pod: &config::Pod,
+        settings: &Settings,
+        cache: &Cache,
+        capacity: usize,
+    ) -> Self {
+        let channel = settings.kv_events.as_ref().map(|_| mpsc::channel(PROMPTS));
+        let (sender, prompts) = channel.unzip();
+        Self {
+            pod: Arc::new(Pod::new(pod, sender)),
+            prompts,
+            signals: Signals::default(),
+            engine: None,
+            observed: None,
+            active: Vec::new(),
+            loaded: Vec::new(),
+            listed: false,
+            loads: false,
+            sent: VecDeque::new(),
+            kv_tokens: None,
+            block_size: None,
+            slot: cache.index.join(capacity),
+            slots: None,
+            asleep: false,
+            stranger: None,
+            reach: Reach::Up,
+            trouble: None,
+            broken: 0,
+            last_used: 0,
+        }
+    }
+
     pub(super) fn view(&self, ask: Ask<'_>, now: Instant, at: Duration) -> PodView {
         let mut ledger = self.pod.ledger.lock();
         PodView {
@@ -192,6 +227,9 @@ impl Entry {
         }
     }
 }
+
+/// Answered prompts that may wait for a pod's events to be read.
+const PROMPTS: usize = 256;
 
 /// Adapters that fit at once where a pod does not tell, and the most that are remembered.
 const ADAPTER_SLOTS: u32 = 4;

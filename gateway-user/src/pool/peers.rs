@@ -55,6 +55,11 @@ impl Exchange {
         }
     }
 
+    /// The pool has other pods from now on.
+    pub(super) fn set_pods(&mut self, pods: impl Iterator<Item = u64>) {
+        self.places = pods.enumerate().map(|(place, key)| (key, place)).collect();
+    }
+
     /// Looks for where others have sent what begins like this prompt.
     pub(super) fn find(&mut self, blocks: &[u64], index: &Index) {
         index.matched(&marks(blocks), &mut self.told);

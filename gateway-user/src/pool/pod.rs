@@ -29,6 +29,8 @@ pub struct Pod {
     pub name: Arc<str>,
     /// Where requests go.
     pub address: SocketAddr,
+    /// What tells it from others that have had its address, where somebody knows.
+    uid: Option<Box<str>>,
     /// The GPU, as a label.
     pub gpu: Option<Box<str>>,
     /// What a client sends to come back to it.
@@ -96,6 +98,7 @@ impl Pod {
             key: key(pod.address),
             name: pod.name.as_str().into(),
             address: pod.address,
+            uid: pod.uid.as_deref().map(Into::into),
             gpu: pod.gpu.as_deref().map(Into::into),
             // Every gateway knows it.
             session: format!("{:016x}", key(pod.address)).into(),
@@ -111,6 +114,15 @@ impl Pod {
             prompts,
             ledger: Mutex::new(Ledger::new(prior(pod.gpu.as_deref()))),
         }
+    }
+
+    /// Whether it is the pod of this entry, and no other that has come to the same address.
+    pub(super) fn is(&self, pod: &config::Pod) -> bool {
+        self.uid.as_deref() == pod.uid.as_deref()
+            && self.address == pod.address
+            && *self.name == *pod.name
+            && self.gpu.as_deref() == pod.gpu.as_deref()
+            && self.context_range == pod.context_range
     }
 
     /// Counts a request that got a place.

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use super::*;
 use crate::metrics::{Build, Metrics};
 use crate::observe::models::Adapter;
+use crate::schedule::Signals;
 
 /// A pool of `count` pods, with further lines of its scheduler.
 pub(crate) fn pool(count: u16, lines: &str) -> Pool {
@@ -16,8 +17,9 @@ pub(crate) fn pool(count: u16, lines: &str) -> Pool {
         pods.join(", ")
     );
     let config = crate::config::parse(&text, "test.yaml").unwrap().config;
+    let scheduler = &config.schedulers[0];
     let metrics = Metrics::new(Build { version: "0", revision: "0" }, Vec::new);
-    Pool::new(&config.schedulers[0], metrics.pool("pool"), 7, None)
+    Pool::new(scheduler, Settings::new(scheduler, None), metrics.pool("pool"), 7, None)
 }
 
 /// An idle vLLM.
@@ -571,4 +573,102 @@ fn only_answers_say_how_fast_a_pool_gets_done() {
     let _held = pick(&pool, now).unwrap();
     assert!(pick(&pool, now).is_err());
     assert!(pool.retry_after(now) >= Duration::from_secs(10), "{:?}", pool.retry_after(now));
+}
+
+// Another configuration.
+
+/// The scheduler of a pool with these ports, each pod with this UID.
+fn scheduler(pods: &[(u16, &str)], lines: &str) -> Scheduler {
+    let list: Vec<String> = pods.iter().map(|(port, _)| format!("'127.0.0.1:{port}'")).collect();
+    let text = format!(
+        "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\n\
+         metadata: {{name: test}}\nspec:\n  schedulers:\n  - name: pool\n    modelName: base\n    \
+         pods: [{}]\n{lines}",
+        list.join(", ")
+    );
+    let mut scheduler =
+        crate::config::parse(&text, "test.yaml").unwrap().config.schedulers.remove(0);
+    for (pod, (_, uid)) in scheduler.pods.iter_mut().zip(pods) {
+        pod.uid = Some((*uid).to_owned());
+    }
+    scheduler
+}
+
+fn configure(pool: &Pool, pods: &[(u16, &str)], lines: &str) {
+    let scheduler = scheduler(pods, lines);
+    let settings = Settings::new(&scheduler, Some(&pool.settings()));
+    pool.configure(&scheduler, settings, Instant::now());
+}
+
+fn ids(pool: &Pool) -> Vec<PodId> {
+    pool.pods().iter().map(|pod| pod.id).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_who_they_are_by_uid_and_not_by_address() {
+    let pool = pool(1, "");
+    configure(&pool, &[(1, "a"), (2, "b")], "");
+    let before = ids(&pool);
+    configure(&pool, &[(2, "b"), (1, "a"), (3, "c")], "");
+    let moved = ids(&pool);
+    assert_eq!(moved[..2], [before[1], before[0]], "the order is the configuration's");
+    configure(&pool, &[(1, "a"), (2, "new")], "");
+    let renewed = ids(&pool);
+    assert_eq!(renewed[0], before[0]);
+    assert!(!moved.contains(&renewed[1]) && renewed[1] != before[1], "an address came back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_comes_to_an_address_inherits_nothing() {
+    let pool = pool(1, "");
+    configure(&pool, &[(1, "a")], "");
+    let now = Instant::now();
+    let old = ids(&pool)[0];
+    pool.observed(old, idle(), now);
+    let loaded = Models {
+        adapters: vec![Adapter { id: "sql".into(), parent: "base".into() }],
+        ..Models::default()
+    };
+    pool.listed(old, &loaded);
+    let prompt = pool.read_prompt(&[b'x'; 40_000], &Parts::default(), None);
+    let place = pool.reserve(Ask { prompt: &prompt, ..Ask::default() }, now).unwrap();
+    place.sent(&prompt);
+    assert_eq!(pool.status(now)[0].pod.in_flight(), 1);
+    configure(&pool, &[(1, "b")], "");
+    let status = pool.status(now).remove(0);
+    assert_eq!(status.pod.in_flight(), 0);
+    assert_eq!((status.view.age, status.adapters.len()), (None, 0));
+    assert!(pool.loaded_adapters().is_empty());
+    // What the old one still says is not the new one's.
+    assert!(!pool.observed(old, idle(), now));
+    pool.eject(old, "gone", true, now);
+    place.sent(&prompt);
+    let status = pool.explain(Ask { prompt: &prompt, ..Ask::default() }, now).remove(0);
+    assert_eq!((status.view.age, status.view.ready, status.view.cached_tokens), (None, true, 0));
+    drop(place);
+    assert_eq!(pool.status(now)[0].pod.in_flight(), 0, "and never negative");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_gets_a_pod_that_comes() {
+    let full = "    saturation: {inFlight: 1, wait: 10s}\n";
+    let pool = std::rc::Rc::new(pool(1, full));
+    configure(&pool, &[(1, "a")], full);
+    let first = pool.reserve(Ask::default(), Instant::now()).unwrap();
+    let waits = std::rc::Rc::clone(&pool);
+    let local = tokio::task::LocalSet::new();
+    local
+        .run_until(async move {
+            let waiting = tokio::task::spawn_local(async move {
+                waits.admit(|| waits.reserve(Ask::default(), Instant::now())).await.unwrap()
+            });
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(!waiting.is_finished());
+            configure(&pool, &[(1, "a"), (2, "b")], full);
+            let (place, waited) = waiting.await.unwrap();
+            assert_eq!(waited, Duration::from_secs(1));
+            assert_eq!(place.pod.address.port(), 2);
+        })
+        .await;
+    drop(first);
 }

@@ -1,0 +1,54 @@
+//! What the configuration says of a pool and may say otherwise while the daemon runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::auth::PodKey;
+use crate::config::{EventSource, MetricsSource, Scheduler};
+use crate::schedule::{Profile, Scorer};
+
+/// A pool's configuration, but for its name, its model and its pods.
+#[derive(Debug)]
+pub struct Settings {
+    /// Other names that the pods know the base model by.
+    pub aliases: Vec<Arc<str>>,
+    /// Adapters that the configuration names.
+    pub adapters: Vec<Arc<str>>,
+    /// Where the pods' metrics are read.
+    pub source: MetricsSource,
+    /// Where the pods publish what they have cached, if that is wanted.
+    pub kv_events: Option<EventSource>,
+    /// The key that the pods want, if they want one.
+    pub api_key: Option<Arc<PodKey>>,
+    pub(super) profile: Profile,
+    /// Clients are told what brings their next request to the same pod.
+    pub(super) keeps_sessions: bool,
+    /// How long a request may wait for a place.
+    pub(super) patience: Duration,
+}
+
+impl Settings {
+    /// Those of a scheduler. A key file that `before` has as well has been read already.
+    pub fn new(scheduler: &Scheduler, before: Option<&Self>) -> Self {
+        let known = before.and_then(|before| before.api_key.as_ref());
+        let key = |file: &str| match known.filter(|known| known.file == file) {
+            Some(known) => Arc::clone(known),
+            None => Arc::new(PodKey::new(file)),
+        };
+        Self {
+            aliases: scheduler.aliases.iter().map(|name| name.as_str().into()).collect(),
+            adapters: scheduler.lora_adapters.iter().map(|name| name.as_str().into()).collect(),
+            source: scheduler.metrics.clone(),
+            kv_events: scheduler.kv_events.clone(),
+            api_key: scheduler.api_key_file.as_deref().map(key),
+            profile: Profile {
+                policy: scheduler.policy.clone(),
+                saturation: scheduler.saturation,
+                max_wait: scheduler.max_wait,
+                stale_after: scheduler.metrics.stale_after,
+            },
+            keeps_sessions: scheduler.policy.weighs(Scorer::SessionAffinity),
+            patience: scheduler.admission_wait,
+        }
+    }
+}

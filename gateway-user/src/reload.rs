@@ -1,0 +1,240 @@
+//! Another configuration while the daemon runs: pools, pods, limits, keys and all else that no socket hangs on.
+//!
+//! All that is wrong with it is found before any of it holds; then the old one stays, and the log, the metrics and the
+//! status say so. What cannot change under open sockets ([`fixed`]) stays as it was, which they say as well: a takeover
+//! brings it in.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::Signal;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use crate::auth::reload::{follow_issuer, prepare};
+use crate::auth::{Auth, Unusable};
+use crate::config::{self, Config, Errors, Loaded, Scheduler};
+use crate::gateway::{Configured, Gateway};
+use crate::metrics::Reload;
+use crate::pool::Settings;
+use crate::watch::Watchers;
+
+/// Follows the file with the configuration. Lives on the control thread.
+#[derive(Debug)]
+pub struct Reloader {
+    gateway: Arc<Gateway>,
+    watchers: Watchers,
+    file: PathBuf,
+}
+
+impl Reloader {
+    /// Of a daemon that runs with what `file` holds.
+    pub fn new(gateway: &Arc<Gateway>, watchers: Watchers, file: PathBuf) -> Self {
+        Self { gateway: Arc::clone(gateway), watchers, file }
+    }
+
+    /// Takes the file's content whenever it has changed and has then stayed the same for a second, or at once when
+    /// `hangup` comes. Never ends.
+    pub async fn follow(self, mut hangup: Signal) {
+        let mut taken = self.load().await;
+        let mut before = taken.clone();
+        loop {
+            let asked = tokio::select! {
+                () = sleep(LOOK) => false,
+                _ = hangup.recv() => true,
+            };
+            let now = self.load().await;
+            // Who writes a file may not be done yet.
+            let is_settled = now == std::mem::replace(&mut before, now.clone());
+            if asked || now != taken && is_settled {
+                taken = now.clone();
+                self.take(now).await;
+            }
+        }
+    }
+
+    async fn load(&self) -> Result<Loaded, Errors> {
+        let file = self.file.clone();
+        let loaded = spawn_blocking(move || config::load(&file)).await;
+        // It neither panics nor is cancelled.
+        loaded.unwrap_or_else(|error| Err(Errors::whole("the configuration", error.to_string())))
+    }
+
+    async fn take(&self, loaded: Result<Loaded, Errors>) {
+        let result = match loaded {
+            Ok(loaded) => {
+                loaded.notes.iter().for_each(|note| warn!("{note}"));
+                apply(&self.gateway, loaded.config).await.map_err(|why| why.to_string())
+            }
+            Err(errors) => Err(errors.to_string()),
+        };
+        let file = self.file.display();
+        match &result {
+            Ok(waiting) => {
+                self.watchers.settle();
+                info!("{file}: read anew");
+                if !waiting.is_empty() {
+                    warn!(
+                        "{file}: {} cannot change while the gateway runs and stays as it was: \
+                         start another with --takeover",
+                        waiting.join(", ")
+                    );
+                }
+            }
+            Err(why) => warn!("{file}: {why}; the configuration before stays in force"),
+        }
+        let outcome = if result.is_ok() { Reload::Done } else { Reload::Failed };
+        let (waiting, trouble) = match result {
+            Ok(waiting) => (waiting, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        self.gateway.counted.config_read(outcome, trouble.is_some() || !waiting.is_empty());
+        self.gateway.set_configured(Configured { waiting, trouble });
+    }
+}
+
+/// Has `config` hold from now on, but for what is [`fixed`], of which it returns what would have changed.
+///
+/// # Errors
+/// A file that it needs cannot be used. Nothing has changed then.
+pub async fn apply(
+    gateway: &Arc<Gateway>,
+    mut config: Config,
+) -> Result<Vec<&'static str>, Unusable> {
+    let waiting = fixed(&gateway.config(), &mut config);
+    let before = Arc::clone(&gateway.auth());
+    let is_other_auth = gateway.config().auth != config.auth;
+    let auth = match is_other_auth {
+        true => Arc::new(Auth::new(config.auth.as_ref(), &gateway.metrics, Some(&before))),
+        false => before,
+    };
+    let settings: Vec<Settings> = (config.schedulers.iter())
+        .map(|scheduler| {
+            let pools = gateway.pools();
+            let before = pools.iter().find(|pool| *pool.name == *scheduler.name);
+            Settings::new(scheduler, before.map(|pool| pool.settings()).as_deref().map(|of| &**of))
+        })
+        .collect();
+    prepare(&auth, &settings, gateway).await?;
+    gateway.configure(config, settings, Instant::now());
+    if is_other_auth {
+        gateway.set_auth(Arc::clone(&auth));
+        follow_issuer(&auth, gateway);
+    }
+    Ok(waiting)
+}
+
+/// Takes into `new` from `old` what open sockets, the kernel's programs and threads are made of, and names what would
+/// have changed, as the configuration does. A pool of whole connections is the kernel's as well.
+fn fixed(old: &Config, new: &mut Config) -> Vec<&'static str> {
+    let mut waiting = Vec::new();
+    keep("spec.listeners", &old.listeners, &mut new.listeners, &mut waiting);
+    keep("spec.admin", &old.admin, &mut new.admin, &mut waiting);
+    keep("spec.tls", &old.tls, &mut new.tls, &mut waiting);
+    keep("spec.kernel", &old.kernel, &mut new.kernel, &mut waiting);
+    keep("spec.exchange", &old.exchange, &mut new.exchange, &mut waiting);
+    keep("spec.workers", &old.workers, &mut new.workers, &mut waiting);
+    let direct = |config: &Config| -> Vec<Scheduler> {
+        let all = config.schedulers.iter();
+        all.filter(|scheduler| scheduler.direct.is_some()).cloned().collect()
+    };
+    let (before, mut after) = (direct(old), direct(new));
+    keep("a scheduler of mode connection", &before, &mut after, &mut waiting);
+    let is_direct = |name: &str| before.iter().any(|scheduler| scheduler.name == name);
+    new.schedulers.retain(|of| of.direct.is_none() && !is_direct(&of.name));
+    new.schedulers.splice(0..0, after);
+    waiting
+}
+
+fn keep<T: Clone + PartialEq>(
+    name: &'static str,
+    old: &T,
+    new: &mut T,
+    waiting: &mut Vec<&'static str>,
+) {
+    if old != new {
+        new.clone_from(old);
+        waiting.push(name);
+    }
+}
+
+/// How often the file is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(spec: &str, schedulers: &str) -> Config {
+        let text = format!(
+            "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig\n\
+             metadata: {{name: test}}\nspec:\n{spec}\n  schedulers:\n{schedulers}"
+        );
+        config::parse(&text, "test.yaml").unwrap().config
+    }
+
+    const POOL: &str = "  - {name: a, modelName: a, pods: ['127.0.0.1:1']}\n";
+
+    #[test]
+    fn what_stays_as_it_was_is_named() {
+        let tls = "  tls: {certificates: [{certificateFile: /a, keyFile: /b}]}";
+        let exchange = "  exchange: {peers: ['10.0.0.1'], keyFile: /k}";
+        for (spec, waiting) in [
+            ("", &[][..]),
+            ("  limits: {drainTimeout: 1s}\n  accessLog: true", &[]),
+            ("  auth: {mode: 'off'}", &[]),
+            ("  listeners: [{name: other}]", &["spec.listeners"]),
+            ("  admin: {port: 1}", &["spec.admin"]),
+            (tls, &["spec.tls"]),
+            ("  kernel: {logLevel: warn}", &["spec.kernel"]),
+            (exchange, &["spec.exchange"]),
+            ("  workers: 3\n  kernel: {paths: [relay]}", &["spec.kernel", "spec.workers"]),
+        ] {
+            let old = config("", POOL);
+            let mut new = config(spec, POOL);
+            let wanted = new.clone();
+            assert_eq!(fixed(&old, &mut new), waiting, "{spec}");
+            // And nothing else is kept back.
+            assert_eq!(new == wanted, waiting.is_empty(), "{spec}");
+            let rest = Config {
+                limits: wanted.limits,
+                auth: wanted.auth,
+                access_log: wanted.access_log,
+                ..old
+            };
+            assert_eq!(new, rest, "{spec}");
+        }
+    }
+
+    #[test]
+    fn pools_of_whole_connections_stay() {
+        let listeners = "  listeners: [{name: one, port: 8001}, {name: two, port: 8002}]";
+        let direct = |name: &str, port: u16| {
+            format!(
+                "  - {{name: {name}, modelName: {name}, mode: connection, listener: one, \
+                 pods: ['127.0.0.1:{port}']}}\n"
+            )
+        };
+        let old = config(listeners, &format!("{POOL}{}", direct("d", 2)));
+        let names = |config: &Config| -> Vec<String> {
+            config.schedulers.iter().map(|scheduler| scheduler.name.clone()).collect()
+        };
+        let as_request = "  - {name: d, modelName: other, pods: ['127.0.0.1:9']}\n";
+        for (schedulers, waits, expected) in [
+            (format!("{POOL}{}", direct("d", 2)), false, &["d", "a"][..]),
+            (direct("d", 2), false, &["d"]),
+            (format!("{POOL}{}", direct("d", 3)), true, &["d", "a"]),
+            (POOL.to_owned(), true, &["d", "a"]),
+            (format!("{as_request}{POOL}"), true, &["d", "a"]),
+        ] {
+            let mut new = config(listeners, &schedulers);
+            let waiting = fixed(&old, &mut new);
+            assert_eq!(!waiting.is_empty(), waits, "{schedulers}");
+            assert_eq!(names(&new), expected, "{schedulers}");
+            let kept = new.schedulers.iter().find(|scheduler| scheduler.name == "d").unwrap();
+            assert_eq!(kept.pods[0].address.port(), 2, "{schedulers}");
+        }
+    }
+}
