@@ -6,6 +6,7 @@
 //! it is for HTTP/1.1 ([`crate::request::head`]), so that no rule exists twice.
 
 mod channel;
+mod frames;
 mod head;
 mod watched;
 
@@ -14,8 +15,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::RecvStream;
 use h2::server::{Builder, SendResponse};
+use h2::{Reason, RecvStream};
 use http::Request;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::spawn_local;
@@ -44,7 +45,7 @@ pub async fn serve(
     inlet: Inlet,
 ) {
     let worker = Rc::clone(&inlet.worker);
-    converse(Watched::new(read, &mut stream), due, inlet).await;
+    converse(Watched::new(read, &mut stream, PREFACE.len()), due, inlet).await;
     // Closing with something unread would reset the connection, and the reset can overtake the last answer.
     let drain = async {
         let mut seen = 0;
@@ -66,7 +67,7 @@ async fn converse<T: AsyncRead + AsyncWrite + Unpin>(
 ) {
     let worker = &*inlet.worker;
     let limits = worker.limits();
-    let stalled = stream.stalled();
+    let (stalled, misused) = (stream.stalled(), stream.misused());
     let mut builder = Builder::new();
     builder
         .initial_window_size(STREAM_WINDOW)
@@ -101,6 +102,11 @@ async fn converse<T: AsyncRead + AsyncWrite + Unpin>(
                 }
                 None => return,
             },
+            () = misused.notified() => {
+                connection.abrupt_shutdown(Reason::STREAM_CLOSED);
+                closing = closing.or(Some(Instant::now()));
+                tick.as_mut().reset(Instant::now() + FAREWELL);
+            }
             // After a takeover as well: a client that is told to go has its requests answered all the same.
             () = worker.closing(), if closing.is_none() => {
                 connection.graceful_shutdown();

@@ -469,6 +469,52 @@ fn floods_end_their_connection_and_nothing_else() {
     gateway.wait("the connections to be gone", |status| status["connections"] == 0);
 }
 
+// h2 passes over what comes for a stream that it has reset, as that may have been on its way: but not behind a reset of
+// the client's own.
+#[test]
+fn a_stream_that_both_sides_have_reset_is_not_used_again() {
+    let pods = ScriptPod::start_all(1);
+    let gateway = Gateway::start(&scripted(&pods));
+    let fields =
+        [(":method", "GET"), (":scheme", "http"), (":path", "/v1/models"), (":authority", "x")];
+    let block: Vec<u8> = fields.iter().flat_map(|(name, value)| literal(name, value)).collect();
+    let reset = frame(3, 0, 1, &8_u32.to_be_bytes());
+    for (what, behind, refused) in [
+        ("DATA", frame(0, 1, 1, b"x"), true),
+        ("HEADERS", frame(1, 5, 1, &block), true),
+        ("WINDOW_UPDATE", frame(8, 0, 1, &1_u32.to_be_bytes()), false),
+    ] {
+        let mut client = TcpStream::connect(gateway.address).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+        client.write_all(&frame(4, 0, 0, &[])).unwrap();
+        // Its body does not end: the gateway resets what it does not want of it behind the answer.
+        client.write_all(&frame(1, 4, 1, &block)).unwrap();
+        while read_frame(&mut client).0 != 3 {}
+        client.write_all(&[reset.clone(), behind].concat()).unwrap();
+        // Either the connection is ended for that, or it goes on. The first ping may be answered in between.
+        let ended = (0..2).find_map(|_| {
+            // It may be closed by now.
+            let _ = client.write_all(&frame(6, 0, 0, &[0; 8]));
+            let mut frames = std::iter::repeat_with(|| read_frame(&mut client));
+            let (kind, payload) = frames.find(|(kind, _)| matches!(kind, 6 | 7)).unwrap();
+            (kind == 7).then_some(payload)
+        });
+        let reason = ended.as_ref().map(|payload| &payload[4..8]);
+        assert_eq!(reason, refused.then_some(&[0, 0, 0, 5][..]), "{what}");
+    }
+    gateway.wait("the connections to be gone", |status| status["connections"] == 0);
+}
+
+/// The next frame's kind and payload.
+fn read_frame(client: &mut TcpStream) -> (u8, Vec<u8>) {
+    let mut header = [0; 9];
+    client.read_exact(&mut header).unwrap();
+    let mut payload = vec![0; u32::from_be_bytes([0, header[0], header[1], header[2]]) as usize];
+    client.read_exact(&mut payload).unwrap();
+    (header[3], payload)
+}
+
 /// A frame as it goes over the wire.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();

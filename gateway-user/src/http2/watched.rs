@@ -1,4 +1,5 @@
-//! A stream of which the beginning has been read already, and of which it is known since when it takes nothing.
+//! A stream of which the beginning has been read already, and of which it is known since when it takes nothing, and
+//! whether the client misuses it.
 
 use std::cell::Cell;
 use std::io;
@@ -7,7 +8,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use super::frames::Frames;
 
 /// Reads first what has been read, and then on.
 #[derive(Debug)]
@@ -15,17 +19,25 @@ pub(super) struct Watched<T> {
     read: Vec<u8>,
     rest: T,
     stalled: Rc<Cell<Option<Instant>>>,
+    frames: Frames,
+    misused: Rc<Notify>,
 }
 
 impl<T> Watched<T> {
-    /// `read` came before what `rest` gives.
-    pub(super) fn new(read: Vec<u8>, rest: T) -> Self {
-        Self { read, rest, stalled: Rc::default() }
+    /// `read` came before what `rest` gives, and begins with a preface of `preface` bytes.
+    pub(super) fn new(read: Vec<u8>, rest: T, preface: usize) -> Self {
+        let (stalled, misused) = Default::default();
+        Self { read, rest, stalled, frames: Frames::new(preface), misused }
     }
 
     /// Since when it has taken nothing of what is to be written, if that is so.
     pub(super) fn stalled(&self) -> Rc<Cell<Option<Instant>>> {
         Rc::clone(&self.stalled)
+    }
+
+    /// Told once the client uses a stream that it has reset.
+    pub(super) fn misused(&self) -> Rc<Notify> {
+        Rc::clone(&self.misused)
     }
 
     fn note<R>(&self, written: &Poll<R>) {
@@ -42,12 +54,21 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { read, rest, .. } = self.get_mut();
+        let Self { read, rest, frames, misused, .. } = self.get_mut();
+        let before = buffer.filled().len();
         if read.is_empty() {
-            return Pin::new(rest).poll_read(context, buffer);
+            let polled = Pin::new(rest).poll_read(context, buffer);
+            if frames.push(buffer.filled().get(before..).unwrap_or_default()) {
+                misused.notify_one();
+            }
+            return polled;
         }
         let count = read.len().min(buffer.remaining());
-        buffer.put_slice(read.get(..count).unwrap_or_default());
+        let piece = read.get(..count).unwrap_or_default();
+        buffer.put_slice(piece);
+        if frames.push(piece) {
+            misused.notify_one();
+        }
         match count == read.len() {
             true => *read = Vec::new(),
             false => drop(read.drain(..count)),
@@ -101,7 +122,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_read_comes_first_in_pieces_of_any_size() {
         for size in 1..8 {
-            let mut stream = Watched::new(b"abcde".to_vec(), &b"fgh"[..]);
+            let mut stream = Watched::new(b"abcde".to_vec(), &b"fgh"[..], 0);
             let mut all = Vec::new();
             let mut piece = vec![0; size];
             loop {
