@@ -17,6 +17,7 @@ use crate::auth;
 use crate::client::{Client, Stream};
 use crate::direct::Exclusive;
 use crate::error::{Refusal, local_response};
+use crate::flow::comments::KeepAlive;
 use crate::flow::head::ClientSide;
 use crate::flow::{self, Pin, Request};
 use crate::gateway::{Admission, RequestId};
@@ -24,8 +25,9 @@ use crate::http2;
 use crate::listen::Worker;
 use crate::pool::Pool;
 use crate::request::body::{Body, Unread, read_body};
-use crate::request::head::{self, Head, Method};
+use crate::request::head::{self, Head, Method, Version};
 use crate::request::rewrite;
+use crate::request::scan::Fields;
 use crate::responses::Found;
 use crate::route::{self, Deployment, Target};
 
@@ -404,6 +406,7 @@ async fn inference(
         is_stored: route::unescape(&head.path).trim_end_matches('/').ends_with("/responses"),
         is_again: false,
         strips_usage,
+        keep_alive: keep_alive_comments(head, &fields, worker),
         for_kernel: client.stream.for_kernel().is_ok() && !strips_usage,
         upgrades: false,
         to_head: false,
@@ -417,6 +420,14 @@ async fn inference(
     let (pool, admitted) = (&target.pool, Some(admitted));
     account::finish(Exchanged { exchange, pool, asked, admitted, ready }, worker);
     keep_alive
+}
+
+/// How the client of a stream is kept waiting, if it is.
+fn keep_alive_comments(head: &Head, fields: &Fields, worker: &Worker) -> Option<KeepAlive> {
+    let every = worker.limits().keep_alive_comments?;
+    let path = route::unescape(&head.path);
+    let fits = fields.stream && head.version != Version::Http10 && route::streams_events(&path);
+    fits.then(|| KeepAlive { every, named: route::is_anthropic(&path) })
 }
 
 fn finish_head(forward: &mut Vec<u8>, body: usize, id: &RequestId) {

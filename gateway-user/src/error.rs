@@ -261,16 +261,20 @@ impl Refusal {
         }
     }
 
-    /// The whole response. `keep_alive` false, or [`Refusal::close`], ends the connection after it;
-    /// `head_only` leaves the body out, as for a HEAD request.
-    pub fn response(&self, request_id: &str, keep_alive: bool, head_only: bool) -> Vec<u8> {
-        let body = serde_json::json!({"error": {
+    /// OpenAI's error object.
+    pub fn error(&self) -> serde_json::Value {
+        serde_json::json!({
             "message": self.message,
             "type": self.kind,
             "param": self.param,
             "code": self.code,
-        }})
-        .to_string();
+        })
+    }
+
+    /// The whole response. `keep_alive` false, or [`Refusal::close`], ends the connection after it;
+    /// `head_only` leaves the body out, as for a HEAD request.
+    pub fn response(&self, request_id: &str, keep_alive: bool, head_only: bool) -> Vec<u8> {
+        let body = serde_json::json!({"error": self.error()}).to_string();
         let mut extra = String::new();
         if let Some(after) = self.retry_after {
             extra.push_str(&retry_after(after));

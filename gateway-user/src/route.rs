@@ -136,6 +136,17 @@ pub fn streams_usage(path: &str) -> bool {
     path.ends_with("/chat/completions") || path.ends_with("/completions")
 }
 
+/// Whether a path is one whose streams are events that take comments: chat, completions, Anthropic's messages, and the
+/// Responses interface.
+pub fn streams_events(path: &str) -> bool {
+    streams_usage(path) || is_anthropic(path) || path.trim_end_matches('/').ends_with("/responses")
+}
+
+/// Whether a path is Anthropic's.
+pub fn is_anthropic(path: &str) -> bool {
+    path.trim_end_matches('/').ends_with("/messages")
+}
+
 /// Paths of requests that need no model.
 const MODELLESS: [&str; 8] = [
     "",

@@ -18,6 +18,7 @@ mod bodies;
 mod chaos;
 mod cli;
 mod clients;
+mod comments;
 mod cuts;
 mod datapath;
 mod demo;

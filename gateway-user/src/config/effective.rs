@@ -269,6 +269,8 @@ impl Builder<'_> {
             connect_timeout: limits.connect_timeout.0,
             first_byte_timeout: limits.first_byte_timeout.0,
             stream_idle_timeout: limits.stream_idle_timeout.0,
+            keep_alive_comments: Some(limits.keep_alive_comments.0)
+                .filter(|every| !every.is_zero()),
             max_attempts: limits.max_attempts,
             drain_timeout: limits.drain_timeout.0,
         }

@@ -299,6 +299,8 @@ pub struct Limits {
     pub first_byte_timeout: Duration,
     /// Longest silence within a pod's answer, and longest wait for a client that does not read it. Default 5 min.
     pub stream_idle_timeout: Duration,
+    /// How often the client of a stream gets a comment while it waits for the first content. Default: never.
+    pub keep_alive_comments: Option<Duration>,
     /// How many pods are asked for one request; those that refuse the connection do not count. Default 3.
     pub max_attempts: u32,
     /// How long streams may go on after SIGTERM. Default 30 s.

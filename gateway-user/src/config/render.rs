@@ -100,6 +100,7 @@ fn limits(limits: &super::Limits) -> Limits {
         connect_timeout: KubeDuration(limits.connect_timeout),
         first_byte_timeout: KubeDuration(limits.first_byte_timeout),
         stream_idle_timeout: KubeDuration(limits.stream_idle_timeout),
+        keep_alive_comments: KubeDuration(limits.keep_alive_comments.unwrap_or_default()),
         max_attempts: limits.max_attempts,
         drain_timeout: KubeDuration(limits.drain_timeout),
     }

@@ -90,6 +90,7 @@ pub(super) async fn exchange(
         owner: None,
         is_again: false,
         strips_usage: false,
+        keep_alive: None,
         for_kernel: false,
         upgrades: true,
         to_head: false,

@@ -73,6 +73,7 @@ pub(super) async fn exchange(
         owner: None,
         is_again: true,
         strips_usage: false,
+        keep_alive: None,
         for_kernel: false,
         upgrades: false,
         to_head,

@@ -27,6 +27,8 @@ pub struct To<'a> {
     pub side: ClientSide<'a>,
     /// The usage that the gateway has asked for is not for the client.
     pub strips: bool,
+    /// The client has got a head, and is still to get this before the body.
+    pub early: Option<Vec<u8>>,
     /// The client, watched.
     pub watch: Watch<'a>,
     /// Where it is written.
@@ -61,12 +63,23 @@ pub struct Delivered {
 
 /// Carries the whole answer to the client.
 pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Delivered {
-    let Begun { head, body, framing, excess, tail, mut closed, received, .. } = begun;
-    let To { side, strips, mut watch, writer, worker } = to;
+    let Begun { mut head, body, framing, excess, tail, mut closed, received, .. } = begun;
+    let To { side, strips, early, mut watch, writer, worker } = to;
     let pause = worker.limits().stream_idle_timeout;
+    let pods_chunks = head.chunked;
+    if !pods_chunks && (strips || early.is_some()) {
+        head.rechunk();
+    }
     let mut out = Vec::with_capacity(body.len() + 1024);
-    let (raw, keep_alive) = head.write(side, &mut out);
-    let rewritten = head.chunked && (strips || !raw);
+    let (raw, keep_alive) = match early {
+        None => head.write(side, &mut out),
+        Some(rest) => {
+            out = rest;
+            (side.version == Version::Http11, side.keep_alive)
+        }
+    };
+    let rewritten = head.chunked && (strips || !raw || !pods_chunks);
+    let begun_closed = closed;
     let mut rewrite =
         rewritten.then(|| Rewrite { strip: strips.then(Strip::default), chunks: raw });
     match &mut rewrite {
@@ -75,7 +88,7 @@ pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Deliv
             let mut payload = Vec::new();
             // Held bytes are well formed: `begun` was made by running the same machine over them.
             let _ = head.framing.clone().run(&body, |piece| payload.extend_from_slice(piece));
-            out.append(&mut rewrite.take(payload, framing.is_done()));
+            out.append(&mut rewrite.take(payload, framing.is_done() || closed));
         }
     }
     let mut state = State {
@@ -173,6 +186,19 @@ pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Deliv
             written = write => end = match written {
                 Ok(Ok(())) => None,
                 Ok(Err(_)) | Err(_) => Some(Outcome::ClientGone),
+            },
+            () = watch.gone() => end = Some(Outcome::ClientGone),
+        }
+    }
+    // The connection's end was the body's, but is not the client's.
+    let ended = closed && end.is_none() && !state.framing.is_done();
+    if let Some(rewrite) = state.rewrite.as_mut().filter(|_| ended && !begun_closed) {
+        let rest = rewrite.take(Vec::new(), true);
+        let write = timeout(pause, writer.write_all(&rest));
+        tokio::select! {
+            biased;
+            written = write => if !matches!(written, Ok(Ok(()))) {
+                end = Some(Outcome::ClientGone);
             },
             () = watch.gone() => end = Some(Outcome::ClientGone),
         }

@@ -29,6 +29,8 @@ pub struct ResponseHead {
     pub event_stream: bool,
     /// The pod said itself when to try again.
     pub retry_after: bool,
+    /// The body is compressed or otherwise encoded.
+    pub encoded: bool,
     /// The head for the client, without what depends on the client's connection and the empty line.
     forward: Vec<u8>,
 }
@@ -79,7 +81,7 @@ pub fn parse(input: &[u8], to_head: bool) -> Result<Option<ResponseHead>, BadHea
     let mut chunked = false;
     let mut close = version == 0;
     let mut event_stream = false;
-    let mut retry_after = false;
+    let (mut retry_after, mut encoded) = (false, false);
     let mut named = Vec::new();
     for header in response.headers.iter() {
         let is = |name: &str| header.name.eq_ignore_ascii_case(name);
@@ -105,6 +107,8 @@ pub fn parse(input: &[u8], to_head: bool) -> Result<Option<ResponseHead>, BadHea
             event_stream = starts_with_ignore_case(header.value.trim_ascii(), b"text/event-stream");
         } else if is("retry-after") {
             retry_after = true;
+        } else if is("content-encoding") {
+            encoded |= !header.value.trim_ascii().eq_ignore_ascii_case(b"identity");
         }
     }
     let framing = if to_head || matches!(status, 100..=199 | 204 | 304) {
@@ -145,6 +149,7 @@ pub fn parse(input: &[u8], to_head: bool) -> Result<Option<ResponseHead>, BadHea
         reusable: !(close || until_close || (chunked && length.is_some())),
         event_stream,
         retry_after,
+        encoded,
         forward,
     }))
 }
@@ -171,6 +176,14 @@ impl ResponseHead {
         out.extend_from_slice(b"connection: Upgrade\r\nupgrade: websocket\r\nx-request-id: ");
         out.extend_from_slice(client.request_id.as_bytes());
         out.extend_from_slice(b"\r\n\r\n");
+    }
+
+    /// The body goes on in chunks of the gateway's own, as it is not what the pod sends.
+    pub fn rechunk(&mut self) {
+        let lines = self.forward.split_inclusive(|byte| *byte == b'\n');
+        let is_length = |line: &&[u8]| starts_with_ignore_case(line, b"content-length:");
+        self.forward = lines.filter(|line| !is_length(line)).flatten().copied().collect();
+        (self.chunked, self.until_close) = (true, false);
     }
 
     /// Writes the head for the client, with its empty line. Returns whether the body's chunk framing goes

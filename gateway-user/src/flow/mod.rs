@@ -5,6 +5,7 @@
 
 pub mod carrier;
 pub mod carry;
+pub mod comments;
 pub mod head;
 pub mod hold;
 pub mod path;
@@ -26,6 +27,7 @@ use crate::error::Refusal;
 use crate::explain;
 use crate::flow::carrier::{Local, Relay, Splice};
 use crate::flow::carry::{Delivered, To, carry};
+use crate::flow::comments::{Comments, Early, KeepAlive};
 use crate::flow::head::ClientSide;
 use crate::flow::hold::Trouble;
 use crate::flow::path::{Bytes, Plan, Response};
@@ -72,6 +74,8 @@ pub struct Request<'a> {
     pub is_again: bool,
     /// The gateway has asked for usage, and not the client.
     pub strips_usage: bool,
+    /// Its client gets comments until there is content.
+    pub keep_alive: Option<KeepAlive>,
     /// It asks to switch to WebSocket.
     pub upgrades: bool,
     /// It was a HEAD: the answer has no body.
@@ -94,7 +98,7 @@ pub struct Pin {
 pub struct Exchange {
     /// How it ended.
     pub outcome: Outcome,
-    /// The status that the client got; 0 when it got none.
+    /// The status that the client got, or would have got had it not been told 200 before; 0 when there was none.
     pub status: u16,
     /// Why the pool sent it away, if it did.
     pub rejection: Option<Rejection>,
@@ -131,16 +135,20 @@ pub async fn exchange(
     client: &mut Client,
     worker: &Worker,
 ) -> Exchange {
-    let Client { stream, input, .. } = &mut *client;
-    let reader = stream.reader();
-    let mut watch = Watch { reader, input, scratch: &worker.scratch };
+    let Client { stream, input, sent, .. } = &mut *client;
+    let (reader, writer) = stream.split(sent);
+    let patience = worker.limits().stream_idle_timeout;
+    let comments =
+        request.keep_alive.map(|with| Comments::new(writer, with, request.side, patience));
+    let mut watch = Watch { reader, input, scratch: &worker.scratch, comments };
     let mut tried = Vec::new();
     let mut attempts = 0;
     let admitted = tokio::select! {
         biased;
         admitted = pool.admit(|| reserve(pool, &request, &tried, worker)) => admitted,
         () = watch.gone() => {
-            return Exchange::without_answer(Outcome::ClientGone, None, 0);
+            let was_begun = watch.early().is_some();
+            return left(was_begun, None, 0, client);
         }
     };
     let ((mut place, mut explained), queued) = match admitted {
@@ -149,7 +157,8 @@ pub async fn exchange(
             let (refusal, rejection) = turned_away(pool, request.ask(&tried), none, worker);
             let exchange = Exchange::without_answer(Outcome::Rejected, None, 0);
             let exchange = Exchange { rejection: Some(rejection), ..exchange };
-            return refuse(refusal, exchange, request.side, request.to_head, client).await;
+            let to = (request.side, request.to_head, watch.early());
+            return refuse(refusal, exchange, to, client).await;
         }
     };
     loop {
@@ -163,7 +172,8 @@ pub async fn exchange(
             Ok(answer) if answer.trouble.is_none() => {
                 pool.served(place.pod.id, answer.sent);
                 let granted = (place, explained, queued);
-                return pass(answer, granted, tried.len(), request, client, worker).await;
+                let early = watch.early();
+                return pass(answer, granted, tried.len(), request, early, client, worker).await;
             }
             Ok(answer) => Ok(answer),
             Err(Failure::Local(error)) => {
@@ -173,14 +183,12 @@ pub async fn exchange(
                     "The gateway has no descriptor or port left to reach a pod. Try again later.",
                 );
                 let exchange = Exchange::without_answer(Outcome::Rejected, None, tried.len());
-                return refuse(refusal, exchange, request.side, request.to_head, client).await;
+                let to = (request.side, request.to_head, watch.early());
+                return refuse(refusal, exchange, to, client).await;
             }
             Err(Failure::ClientGone) => {
-                return Exchange::without_answer(
-                    Outcome::ClientGone,
-                    Some(&place.pod),
-                    tried.len(),
-                );
+                let was_begun = watch.early().is_some();
+                return left(was_begun, Some(&place.pod), tried.len(), client);
             }
             Err(failure) => Err(failure),
         };
@@ -205,7 +213,8 @@ pub async fn exchange(
         let failure = match failure {
             Ok(answer) => {
                 let granted = (place, explained, queued);
-                return pass(answer, granted, retries, request, client, worker).await;
+                let early = watch.early();
+                return pass(answer, granted, retries, request, early, client, worker).await;
             }
             Err(failure) => failure,
         };
@@ -220,14 +229,8 @@ pub async fn exchange(
             _ => (Outcome::PodError, own(), None),
         };
         let exchange = Exchange::without_answer(outcome, Some(&place.pod), retries);
-        return refuse(
-            refusal,
-            Exchange { rejection, ..exchange },
-            request.side,
-            request.to_head,
-            client,
-        )
-        .await;
+        let to = (request.side, request.to_head, watch.early());
+        return refuse(refusal, Exchange { rejection, ..exchange }, to, client).await;
     }
 }
 
@@ -322,18 +325,28 @@ pub async fn turn_away(
     let (refusal, rejection) = turned_away(pool, Ask::default(), NoPod::Saturated, worker);
     let exchange = Exchange::without_answer(Outcome::Rejected, None, 0);
     let exchange = Exchange { rejection: Some(rejection), ..exchange };
-    refuse(Refusal { close: true, ..refusal }, exchange, side, false, client).await
+    refuse(Refusal { close: true, ..refusal }, exchange, (side, false, None), client).await
+}
+
+/// The client has left before there was an answer.
+fn left(was_begun: bool, pod: Option<&Arc<Pod>>, retries: usize, client: &mut Client) -> Exchange {
+    if was_begun {
+        client.reset_on_close(false);
+    }
+    Exchange::without_answer(Outcome::ClientGone, pod, retries)
 }
 
 /// Answers with an error, and completes `exchange` with how that went.
 async fn refuse(
     refusal: Refusal,
     mut exchange: Exchange,
-    side: ClientSide<'_>,
-    to_head: bool,
+    (side, to_head, early): (ClientSide<'_>, bool, Option<Early>),
     client: &mut Client,
 ) -> Exchange {
-    let response = refusal.response(side.request_id, side.keep_alive, to_head);
+    let response = match early {
+        None => refusal.response(side.request_id, side.keep_alive, to_head),
+        Some(early) => early.end(&refusal.error()),
+    };
     match timeout(REFUSAL_WRITE, client.write(&response)).await {
         Ok(Ok(())) => {
             exchange.status = refusal.status;
@@ -354,13 +367,14 @@ async fn pass(
     (place, explained, queued): (Place, Option<String>, Duration),
     retries: usize,
     request: Request<'_>,
+    early: Option<Early>,
     client: &mut Client,
     worker: &Worker,
 ) -> Exchange {
     // No other pod will need the body, and the answer may take minutes.
     let usage = request.usage();
     let Request { side, head, body, reserved, prompt, is_stored, owner, is_again, .. } = request;
-    let strips = request.strips_usage && answer.begun.head.chunked;
+    let strips = request.strips_usage && answer.begun.head.event_stream;
     drop((head, body, reserved));
     let learn = |tail: &Tail| {
         if let Some(id) = tail.id().filter(|_| is_stored) {
@@ -397,6 +411,29 @@ async fn pass(
             ..Exchange::without_answer(outcome, Some(&place.pod), retries)
         };
     }
+    let early = match early {
+        Some(early) if status != 200 || !stream || begun.head.encoded => {
+            let exchange = Exchange {
+                status,
+                queued,
+                sent: Some(sent),
+                first_received: Some(first_received),
+                ..Exchange::without_answer(Outcome::PodError, Some(&place.pod), retries)
+            };
+            let was_fine = trouble.is_none();
+            return comments::tell(
+                begun,
+                upstream,
+                early,
+                (exchange, was_fine),
+                side,
+                client,
+                worker,
+            )
+            .await;
+        }
+        early => early.map(|early| early.unwritten),
+    };
     if stream && trouble.is_none() {
         match begun.announces {
             true => place.unseen(),
@@ -405,7 +442,9 @@ async fn pass(
     }
     // What was wrong before the content has been counted.
     let was_fine = trouble.is_none();
-    let unchanged = !(strips || begun.head.chunked && side.version == Version::Http10);
+    let unchanged = !(strips
+        || begun.head.chunked && side.version == Version::Http10
+        || early.is_some() && !begun.head.chunked);
     let response = Response { event_stream: stream, unchanged };
     let Client { stream: socket, input, sent: counted, receiver, .. } = &mut *client;
     let link = upstream.link.as_ref().map_err(|reason| *reason);
@@ -417,8 +456,8 @@ async fn pass(
         }
     }
     let (reader, writer) = socket.split(counted);
-    let watch = Watch { reader, input, scratch: &worker.scratch };
-    let to = To { side, strips, watch, writer, worker };
+    let watch = Watch { reader, input, scratch: &worker.scratch, comments: None };
+    let to = To { side, strips, early, watch, writer, worker };
     let kernel = match (plan, receiver) {
         (Plan::Kernel(path), Some(receiver)) => {
             upstream.take_link().map(|link| (path, link, &*receiver))

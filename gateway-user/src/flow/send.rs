@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::account::tail::Tail;
 use crate::client::{Reader, Scratch, write_all};
 use crate::flow::Request;
+use crate::flow::comments::{Comments, Early};
 use crate::flow::head::{self, ResponseHead};
 use crate::flow::hold::{self, ENOUGH, Trouble, Verdict};
 use crate::listen::Worker;
@@ -91,12 +92,26 @@ pub struct Watch<'a> {
     pub input: &'a mut Vec<u8>,
     /// The worker's buffer.
     pub scratch: &'a Scratch,
+    /// What it gets while it waits, if it gets anything.
+    pub comments: Option<Comments<'a>>,
 }
 
 impl Watch<'_> {
     /// See [`Reader::gone`].
     pub async fn gone(&mut self) {
-        self.reader.gone(self.input, self.scratch).await;
+        let gone = self.reader.gone(self.input, self.scratch);
+        match &mut self.comments {
+            None => gone.await,
+            Some(comments) => tokio::select! {
+                () = gone => {}
+                () = comments.run() => {}
+            },
+        }
+    }
+
+    /// The stream that has been begun for it, if one has.
+    pub fn early(&self) -> Option<Early> {
+        self.comments.as_ref()?.early()
     }
 }
 

@@ -9,6 +9,7 @@ mod aborts;
 mod account;
 mod addresses;
 mod bodies;
+mod comments;
 mod credit;
 mod ends;
 mod hand_over;
@@ -65,6 +66,7 @@ cases! {
         every_framing_in_chunks_and_writes_of_any_size,
         answers_without_a_body_between_streams,
         interim_heads_before_a_stream;
+    comments: comments_and_then_the_pods_bytes;
     credit:
         single_bytes_to_a_client_far_away,
         single_bytes_to_a_client_that_does_not_read;

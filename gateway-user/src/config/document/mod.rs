@@ -342,6 +342,10 @@ pub struct Limits {
     /// Longest silence within a pod's answer, and longest wait for a client that does not read it.
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "24h"))]
     pub stream_idle_timeout: KubeDuration,
+    /// How often the client of a stream gets a comment while it waits for the first content, from the first such span
+    /// on. It is told 200 then, whatever comes: an error is an event of the stream. `0s` is never.
+    #[schemars(extend("x-minimum" = "0s", "x-maximum" = "1h"))]
+    pub keep_alive_comments: KubeDuration,
     /// How many pods are asked for one request; those that refuse the connection do not count.
     #[schemars(range(min = 1, max = 10))]
     pub max_attempts: u32,
@@ -366,6 +370,7 @@ impl Default for Limits {
             connect_timeout: seconds(2),
             first_byte_timeout: seconds(30 * 60),
             stream_idle_timeout: seconds(5 * 60),
+            keep_alive_comments: seconds(0),
             max_attempts: 3,
             drain_timeout: seconds(30),
         }
