@@ -51,6 +51,9 @@ enum Command {
     /// Check a configuration and print what is in effect, with every default.
     #[command(after_help = "Example: sluice check --config gateway.yaml")]
     Check(check::Options),
+    /// Print the resource definition by which a Kubernetes cluster takes configurations of this version.
+    #[command(after_help = "Example: sluice crd | kubectl apply --server-side -f -")]
+    Crd,
     /// Make an API key and print it, with the entry for the file that lists keys.
     #[command(after_help = "Example: sluice key team-a\n\n\
         The hash of a key that there is already: printf %s \"$KEY\" | sha256sum")]
@@ -84,6 +87,7 @@ pub fn main() -> ExitCode {
             eprintln!("sluice: {error:#}");
             ExitCode::FAILURE
         }),
+        Command::Crd => say(&config::custom_resource_definition()),
         Command::Key(options) => key::run(&options),
         Command::Probe(options) => probe::run(&options),
         Command::Status(options) => status::run(&options),

@@ -34,8 +34,29 @@ pub(super) fn build(
     file: &str,
     read: &dyn Fn(&str) -> Result<NamedFile, String>,
 ) -> Result<Loaded, Errors> {
+    finish(Builder::new(root, read, false), shape, file)
+}
+
+/// As [`build`], for an object in a cluster.
+pub(super) fn build_object(
+    root: &Node,
+    mut shape: Shape,
+    name: &str,
+    read: &dyn Fn(&str) -> Result<NamedFile, String>,
+) -> Result<Loaded, Errors> {
+    // Said of files.
+    shape.notes.retain(|note| !note.field.ends_with("].modelSelector"));
+    for note in &mut shape.notes {
+        if note.field.ends_with("].configMapRef") {
+            note.text = "has no effect in this version: the default profile is used".into();
+        }
+    }
+    finish(Builder::new(root, read, true), shape, name)
+}
+
+fn finish(mut builder: Builder<'_>, shape: Shape, file: &str) -> Result<Loaded, Errors> {
     let Shape { value, errors: wrong_shapes, notes, broken } = shape;
-    let mut builder = Builder { root, read, notes, meanings: Vec::new(), errors: Vec::new() };
+    builder.notes = notes;
     let mut config = None;
     if !broken {
         match serde_json::from_value::<InferenceGatewayConfig>(value) {
@@ -75,6 +96,19 @@ struct Builder<'a> {
     meanings: Vec<Note>,
     /// With the maps whose defaults the error rests on.
     errors: Vec<(Vec<Path>, Error)>,
+    /// Whether pods are found by their labels.
+    cluster: bool,
+}
+
+impl<'a> Builder<'a> {
+    fn new(
+        root: &'a Node,
+        read: &'a dyn Fn(&str) -> Result<NamedFile, String>,
+        cluster: bool,
+    ) -> Self {
+        let (notes, meanings, errors) = Default::default();
+        Self { root, read, notes, meanings, errors, cluster }
+    }
 }
 
 impl Builder<'_> {
@@ -451,7 +485,7 @@ impl Builder<'_> {
     fn pods(&mut self, scheduler: &document::Scheduler, path: &Path) -> Vec<Pod> {
         // Never ignored: every request for this model would fail, and nothing would find pods
         // later.
-        if scheduler.pods.is_empty() {
+        if scheduler.pods.is_empty() && !self.cluster {
             let selector = if scheduler.model_selector.is_some() {
                 "; modelSelector finds pods in Kubernetes only"
             } else {
@@ -586,7 +620,7 @@ fn bytes(size: Size) -> usize {
 }
 
 /// Two numbers with a hyphen between them, the smaller first.
-fn context_range(text: &str) -> Option<(u32, u32)> {
+pub(crate) fn context_range(text: &str) -> Option<(u32, u32)> {
     let (least, most) = text.split_once('-')?;
     let (least, most) = (least.trim().parse().ok()?, most.trim().parse().ok()?);
     (least <= most).then_some((least, most))

@@ -13,6 +13,7 @@
 //! be unsafe to ignore is an error. [`parse`] is pure; only [`load`] reads a file.
 
 mod auth;
+mod crd;
 pub mod document;
 mod effective;
 mod error;
@@ -37,6 +38,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::auth::{ApiKeys, Auth, Claim, KeySource, Provider, RateLimits};
+pub use self::crd::custom_resource_definition;
+pub(crate) use self::effective::context_range;
 pub use self::error::{Error, Errors, Note};
 pub use self::reference::{default_document, reference_page};
 pub use self::schema::schema;
@@ -112,6 +115,24 @@ pub fn parse_with(
     let root = tree::read(text, name)?;
     let shape = shape::check(&root);
     effective::build(&root, shape, name, read)
+}
+
+/// Reads the specification of an object in a cluster, where pods are found by their labels and not listed.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn parse_object(name: &str, spec: &serde_json::Value) -> Result<Loaded, Errors> {
+    let document = serde_json::json!({
+        "apiVersion": "gateway.sluice.dev/v1alpha1",
+        "kind": "InferenceGatewayConfig",
+        "metadata": { "name": name },
+        "spec": spec,
+    });
+    // JSON is YAML; so an object means what the same text means in a file.
+    let root = tree::read(&document.to_string(), name)?;
+    let shape = shape::check(&root);
+    let read = |_: &str| Err("is not read: this document is not from a file".into());
+    effective::build_object(&root, shape, name, &read)
 }
 
 fn decode(

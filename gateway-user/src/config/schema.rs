@@ -16,9 +16,9 @@
 
 use std::sync::LazyLock;
 
-use schemars::Schema;
 use schemars::generate::SchemaSettings;
 use schemars::transform::transform_subschemas;
+use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use super::document::InferenceGatewayConfig;
@@ -26,7 +26,7 @@ use super::document::InferenceGatewayConfig;
 /// The JSON schema of `InferenceGatewayConfig`.
 #[must_use]
 pub fn schema() -> &'static Value {
-    static SCHEMA: LazyLock<Value> = LazyLock::new(generate);
+    static SCHEMA: LazyLock<Value> = LazyLock::new(of::<InferenceGatewayConfig>);
     &SCHEMA
 }
 
@@ -81,9 +81,10 @@ impl<'a> Part<'a> {
     }
 }
 
-fn generate() -> Value {
+/// The schema of one type.
+pub(super) fn of<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::default().with(|settings| settings.inline_subschemas = true);
-    let mut schema = settings.into_generator().into_root_schema_for::<InferenceGatewayConfig>();
+    let mut schema = settings.into_generator().into_root_schema_for::<T>();
     simplify(&mut schema);
     schema.to_value()
 }
@@ -98,7 +99,7 @@ fn simplify(schema: &mut Schema) {
         }
         // Widths of Rust's numbers; the bounds say it better.
         let width = object.get("format").and_then(Value::as_str);
-        if width.is_some_and(|format| ["uint16", "uint32", "float"].contains(&format)) {
+        if width.is_some_and(|format| ["uint16", "uint32", "int64", "float"].contains(&format)) {
             object.remove("format");
         }
     }

@@ -10,6 +10,7 @@ mod auth;
 mod managed;
 mod policy;
 mod scheduler;
+mod status;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -29,8 +30,10 @@ pub use self::policy::{
     SaturationLimits, ScorerParameters, TokenLoadParameters, WeightMap,
 };
 pub use self::scheduler::{
-    AppProtocol, ConfigMapRef, Engine, KvEvents, Metrics, Mode, Picker, Pod, Scheduler,
+    AppProtocol, ConfigMapRef, Engine, KvEvents, LabelSelector, Metrics, Mode, Operator, Picker,
+    Pod, Requirement, Scheduler,
 };
+pub use self::status::{Condition, SchedulerStatus, Status};
 use super::units::{Block, KubeDuration, Size};
 use super::{KernelLog, Protocol, Steering};
 

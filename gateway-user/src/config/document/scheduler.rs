@@ -1,5 +1,6 @@
 //! One entry of `schedulers`: a pool, its pods, and how one of them is picked.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -104,7 +105,7 @@ pub struct Scheduler {
     /// Labels of the pods in a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-note" = "has no effect in a file: the pods are those listed"))]
-    pub model_selector: Option<Opaque>,
+    pub model_selector: Option<LabelSelector>,
     /// The managed product's picker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = "llm-d", "x-note" = "has no effect: \
@@ -258,6 +259,47 @@ pub enum Mode {
     Request,
     /// Each connection as a whole.
     Connection,
+}
+
+/// Which labels pods must have: all that is asked here. In Kubernetes' own form.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LabelSelector {
+    /// Labels with their values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub match_labels: BTreeMap<String, String>,
+    /// Further demands.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub match_expressions: Vec<Requirement>,
+}
+
+/// What is asked of one label.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Requirement {
+    /// The label.
+    #[schemars(length(min = 1, max = 317))]
+    pub key: String,
+    /// What is asked of it.
+    pub operator: Operator,
+    /// With `In` and `NotIn`, the values.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128), inner(length(max = 63)))]
+    pub values: Vec<String>,
+}
+
+/// What is asked of a label.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+pub enum Operator {
+    /// It has one of the values.
+    In,
+    /// It has none of them, or is not there.
+    NotIn,
+    /// It is there.
+    Exists,
+    /// It is not there.
+    DoesNotExist,
 }
 
 /// The managed product's picker.
