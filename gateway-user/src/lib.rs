@@ -10,8 +10,10 @@
 //! 7. [`flow`]: the answer is held until its first content, then carried to the client. It ends once.
 //! 8. [`account`]: what is left of the request: counts, times, a log line.
 //!
-//! Beside it: [`config`], [`observe`] (what pods say of themselves), [`watch`] (into the pools), [`publish`] (into the
-//! kernel), [`direct`] (whole connections to pods of this host), [`exchange`] (with other gateways), [`metrics`], [`admin`], [`status`] and [`explain`] (for operators), [`run`] (start and stop), [`reload`] (another configuration while it runs), [`takeover`] (from one daemon to
+//! Beside it: [`config`], [`discover`] (Kubernetes, as its source), [`observe`] (what pods say of themselves), [`watch`]
+//! (into the pools), [`publish`] (into the kernel), [`direct`] (whole connections to pods of this host), [`exchange`]
+//! (with other gateways), [`metrics`], [`admin`], [`status`] and [`explain`] (for operators), [`run`] (start and stop),
+//! [`reload`] (another configuration while it runs), [`takeover`] (from one daemon to
 //! the next), [`cli`]. [`kernel`] is the only
 //! module that names aya. [`gateway`] is what all parts share, [`responses`] which pod has which stored response, [`client`] the client's socket, [`error`] what a
 //! client is told.
@@ -27,6 +29,7 @@ pub mod client;
 pub mod config;
 pub mod connection;
 pub mod direct;
+pub mod discover;
 pub mod error;
 pub mod exchange;
 pub mod explain;

@@ -1,0 +1,304 @@
+//! What is known of the object, as its status.
+//!
+//! | type | `True` | `False`, by its reason |
+//! |---|---|---|
+//! | `Accepted` | the object is valid | `Invalid`: every error is in the message |
+//! | `ResolvedRefs` | every pool has a selector or pods | `NoSelector`, or `PoolLeftOut` for an `InferencePool` |
+//! | `Programmed` | a gateway serves this generation | `Invalid`: it serves an older one; `Refused`: so it does, for what the message says |
+//! | `Ready` | every pool has a pod that is ready | `NoPods`, `NotReady`, or that of `Accepted` |
+//! | `NoPods` | a selector matches nothing | all match something |
+//! | `FieldIgnored` | fields have no effect; the message names them | all have one |
+//!
+//! Pure: the time is the caller's, and what did not change keeps the time when it last did.
+
+use super::resolve::{Finding, PoolFacts, Resolved};
+use crate::config::document::{Condition, SchedulerStatus, Status};
+
+/// The status of the object that this came from.
+///
+/// `applied` says whether the gateway serves this configuration, or why not; `before` is the object's status so far,
+/// and `now` the time, as RFC 3339.
+#[must_use]
+pub fn status(
+    resolved: &Resolved,
+    applied: &Result<(), String>,
+    before: &Status,
+    now: &str,
+) -> Status {
+    let generation = resolved.object.as_ref().map(|object| object.generation);
+    let pools = &resolved.pools;
+    let sum =
+        |count: fn(&PoolFacts) -> u32| pools.iter().map(|pool| u64::from(count(pool))).sum::<u64>();
+    let mut conditions: Vec<Condition> = verdicts(resolved, applied)
+        .into_iter()
+        .map(|Verdict { kind, holds, reason, message }| Condition {
+            kind: kind.to_owned(),
+            status: if holds { "True" } else { "False" }.to_owned(),
+            observed_generation: generation,
+            last_transition_time: now.to_owned(),
+            reason: reason.to_owned(),
+            message: cut(message, MAX_MESSAGE),
+        })
+        .collect();
+    for condition in &mut conditions {
+        let old = before.conditions.iter().find(|old| old.kind == condition.kind);
+        if let Some(old) = old.filter(|old| old.status == condition.status) {
+            condition.last_transition_time.clone_from(&old.last_transition_time);
+        }
+    }
+    Status {
+        observed_generation: generation,
+        pools: u32::try_from(pools.len()).unwrap_or(u32::MAX),
+        pods: format!("{}/{}", sum(|pool| pool.ready), sum(|pool| pool.matched)),
+        conditions,
+        schedulers: pools.iter().map(scheduler).collect(),
+    }
+}
+
+fn scheduler(pool: &PoolFacts) -> SchedulerStatus {
+    let PoolFacts { name, matched, ready, local: _, findings } = pool;
+    let message = findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    SchedulerStatus {
+        name: name.clone(),
+        matched: *matched,
+        ready: *ready,
+        message: (!message.is_empty()).then(|| cut(message, MAX_POOL_MESSAGE)),
+    }
+}
+
+struct Verdict {
+    kind: &'static str,
+    holds: bool,
+    reason: &'static str,
+    message: String,
+}
+
+fn verdicts(resolved: &Resolved, applied: &Result<(), String>) -> Vec<Verdict> {
+    let verdict = |kind, holds, reason, message: String| Verdict { kind, holds, reason, message };
+    let wrong = match &resolved.config {
+        Some(Err(errors)) => {
+            let said: Vec<_> = errors
+                .list
+                .iter()
+                .map(|error| format!("{}: {}", error.field, error.text))
+                .collect();
+            Some(said.join("\n"))
+        }
+        _ => None,
+    };
+    let accepted = match &wrong {
+        None => verdict("Accepted", true, "Accepted", String::new()),
+        Some(said) => verdict("Accepted", false, "Invalid", said.clone()),
+    };
+    let programmed = match (&wrong, applied) {
+        (Some(_), _) => {
+            let text = "not valid, so what was served before is served still".to_owned();
+            verdict("Programmed", false, "Invalid", text)
+        }
+        (None, Err(why)) => verdict("Programmed", false, "Refused", why.clone()),
+        (None, Ok(())) => verdict("Programmed", true, "Programmed", String::new()),
+    };
+    let selectorless = of_pools(resolved, |finding| matches!(finding, Finding::NoSelector));
+    let left_out: Vec<_> = resolved
+        .left_out
+        .iter()
+        .map(|(name, why)| format!("InferencePool {name} is left out: {why}"))
+        .collect();
+    let resolved_refs = match (selectorless.is_empty(), left_out.is_empty()) {
+        (false, _) => verdict("ResolvedRefs", false, "NoSelector", selectorless.join("\n")),
+        (true, false) => verdict("ResolvedRefs", false, "PoolLeftOut", left_out.join("\n")),
+        (true, true) => verdict("ResolvedRefs", true, "ResolvedRefs", String::new()),
+    };
+    let no_pods = of_pools(resolved, |finding| matches!(finding, Finding::NoPods(_)));
+    let fatal = of_pools(resolved, Finding::is_fatal);
+    let ready = match (&wrong, fatal.is_empty()) {
+        (Some(_), _) => verdict("Ready", false, "Invalid", "not valid, see Accepted".into()),
+        (None, true) => verdict("Ready", true, "Ready", String::new()),
+        (None, false) if no_pods.is_empty() && selectorless.is_empty() => {
+            verdict("Ready", false, "NotReady", fatal.join("\n"))
+        }
+        (None, false) => verdict("Ready", false, "NoPods", fatal.join("\n")),
+    };
+    let no_pods = match no_pods.is_empty() {
+        true => verdict("NoPods", false, "PodsFound", String::new()),
+        false => verdict("NoPods", true, "NoPods", no_pods.join("\n")),
+    };
+    let ignored: Vec<_> = match &resolved.config {
+        Some(Ok(loaded)) => {
+            loaded.notes.iter().map(|note| format!("{} {}", note.field, note.text)).collect()
+        }
+        _ => Vec::new(),
+    };
+    let ignored = match ignored.is_empty() {
+        true => verdict("FieldIgnored", false, "AllHaveEffect", String::new()),
+        false => verdict("FieldIgnored", true, "FieldIgnored", ignored.join("\n")),
+    };
+    vec![accepted, resolved_refs, programmed, ready, no_pods, ignored]
+}
+
+/// What is found of that kind, with the pools' names.
+fn of_pools(resolved: &Resolved, kind: impl Fn(&Finding) -> bool) -> Vec<String> {
+    let of_pool = |pool: &PoolFacts| {
+        let finding = pool.findings.iter().find(|finding| kind(finding))?;
+        Some(format!("{}: {finding}", pool.name))
+    };
+    resolved.pools.iter().filter_map(of_pool).collect()
+}
+
+/// The beginning of a text that is too long for its place.
+fn cut(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        let end = text.floor_char_boundary(most.saturating_sub(4));
+        text.truncate(end);
+        text.push_str(" ...");
+    }
+    text
+}
+
+/// Longest message of a condition, in bytes: a list of objects has to stay readable.
+const MAX_MESSAGE: usize = 4096;
+/// Longest message of a pool, in bytes.
+const MAX_POOL_MESSAGE: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::discover::resolve::{Asked, Snapshot, resolve};
+
+    fn resolved(spec: serde_json::Value, ready: bool) -> Resolved {
+        let mut snapshot = Snapshot::default();
+        let object = json!({ "metadata": { "name": "edge", "generation": 3 }, "spec": spec });
+        snapshot.configs.insert("edge".into(), serde_json::from_value(object).unwrap());
+        let ready = if ready { "True" } else { "False" };
+        let pod = json!({
+            "metadata": { "name": "p", "labels": { "app": "x" } },
+            "status": { "podIP": "10.0.0.1", "conditions": [{ "type": "Ready", "status": ready }] },
+        });
+        snapshot.pods.insert("p".into(), serde_json::from_value(pod).unwrap());
+        resolve(&snapshot, &Asked::default())
+    }
+
+    fn app(name: &str) -> serde_json::Value {
+        json!({ "schedulers": [{ "name": "a", "modelName": "m", "modelSelector": { "matchLabels": { "app": name } } }] })
+    }
+
+    #[test]
+    fn what_holds() {
+        let mut ignoring = app("x");
+        ignoring["podDefaults"] = json!({});
+        let mut wrong = app("x");
+        wrong["workers"] = json!(-1);
+        let bare = json!({ "schedulers": [{ "name": "a", "modelName": "m" }] });
+        let fine = Ok(());
+        let refused = Err("port 80 is taken".to_owned());
+        for (what, spec, ready, applied, pods, expected) in [
+            (
+                "well",
+                app("x"),
+                true,
+                &fine,
+                "1/1",
+                ["Accepted", "ResolvedRefs", "Programmed", "Ready", "!PodsFound", "!AllHaveEffect"],
+            ),
+            (
+                "a field",
+                ignoring,
+                true,
+                &fine,
+                "1/1",
+                ["Accepted", "ResolvedRefs", "Programmed", "Ready", "!PodsFound", "FieldIgnored"],
+            ),
+            (
+                "no such pod",
+                app("y"),
+                true,
+                &fine,
+                "0/0",
+                ["Accepted", "ResolvedRefs", "Programmed", "!NoPods", "NoPods", "!AllHaveEffect"],
+            ),
+            (
+                "not ready",
+                app("x"),
+                false,
+                &fine,
+                "0/1",
+                [
+                    "Accepted",
+                    "ResolvedRefs",
+                    "Programmed",
+                    "!NotReady",
+                    "!PodsFound",
+                    "!AllHaveEffect",
+                ],
+            ),
+            (
+                "no selector",
+                bare,
+                true,
+                &fine,
+                "0/0",
+                [
+                    "Accepted",
+                    "!NoSelector",
+                    "Programmed",
+                    "!NoPods",
+                    "!PodsFound",
+                    "!AllHaveEffect",
+                ],
+            ),
+            (
+                "wrong",
+                wrong,
+                true,
+                &fine,
+                "1/1",
+                [
+                    "!Invalid",
+                    "ResolvedRefs",
+                    "!Invalid",
+                    "!Invalid",
+                    "!PodsFound",
+                    "!AllHaveEffect",
+                ],
+            ),
+            (
+                "refused",
+                app("x"),
+                true,
+                &refused,
+                "1/1",
+                ["Accepted", "ResolvedRefs", "!Refused", "Ready", "!PodsFound", "!AllHaveEffect"],
+            ),
+        ] {
+            let status = status(&resolved(spec, ready), applied, &Status::default(), "now");
+            let said: Vec<_> = status
+                .conditions
+                .iter()
+                .map(|c| format!("{}{}", if c.status == "True" { "" } else { "!" }, c.reason))
+                .collect();
+            assert_eq!(said, expected, "{what}");
+            assert_eq!((status.pods.as_str(), status.pools), (pods, 1), "{what}");
+            assert_eq!(status.observed_generation, Some(3));
+        }
+    }
+
+    #[test]
+    fn a_time_is_when_it_changed() {
+        let well = resolved(app("x"), true);
+        let first = status(&well, &Ok(()), &Status::default(), "first");
+        let same = status(&well, &Ok(()), &first, "later");
+        assert_eq!(same, first);
+        let changed = status(&resolved(app("x"), false), &Ok(()), &first, "later");
+        let times: Vec<_> =
+            changed.conditions.iter().map(|c| c.last_transition_time.as_str()).collect();
+        assert_eq!(times, ["first", "first", "first", "later", "first", "first"]);
+    }
+
+    #[test]
+    fn long_messages_are_cut_between_characters() {
+        assert_eq!(cut("äöü".into(), 100), "äöü");
+        assert_eq!(cut("äöüäöü".into(), 9), "äö ...");
+    }
+}

@@ -1,0 +1,17 @@
+//! Kubernetes as the source of the configuration: one `InferenceGatewayConfig` object, or the `InferencePool`s of a
+//! namespace, and the pods that they select.
+//!
+//! 1. [`objects`]: as much of each object as is needed, and no more is kept.
+//! 2. [`selector`] tells which pods labels mean.
+//! 3. [`resolve`]: all objects together to one [`Config`](crate::config::Config) with its pods, and what a person should
+//!    know of each pool. Pure: no IO, no clock.
+//! 4. [`conditions`]: that again, as the object's status.
+//!
+//! Nothing here writes to a pod or to a pool.
+
+pub mod conditions;
+pub mod objects;
+pub mod resolve;
+pub mod selector;
+
+pub use self::resolve::{Resolved, Snapshot, resolve};
