@@ -8,7 +8,6 @@ mod live;
 mod load;
 mod pods;
 mod setup;
-mod stop;
 mod summary;
 mod view;
 
@@ -25,11 +24,11 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
 use crate::shell;
+use crate::stop::Stop;
 use live::Live;
 use load::{Results, Tally, WINDOW};
 use pods::{ADAPTERS, MODEL};
 use setup::{Place, Running};
-use stop::Stop;
 use summary::Summary;
 use view::{Status, paths};
 

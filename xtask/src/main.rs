@@ -13,6 +13,7 @@ mod exposition;
 mod fuzz;
 mod h2spec;
 mod http;
+mod k8s;
 mod lint;
 mod process;
 mod reliability;
@@ -21,6 +22,7 @@ mod shell;
 mod sim;
 mod smuggling;
 mod soak;
+mod stop;
 mod svg;
 mod test;
 mod verify_ebpf;
@@ -50,6 +52,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::E2e(options) => e2e::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::H2spec => h2spec::run(),
+        Task::K8s(options) => k8s::run(&options),
         Task::Lint => lint::run(),
         Task::Reliability(options) => reliability::run(&options),
         Task::SetupEbpf => setup_ebpf::run(),
@@ -96,6 +99,9 @@ enum Task {
     /// Build h2spec, the conformance tests of HTTP/2, and run it in clear text and over TLS (needs Go).
     #[command(after_help = "Example: cargo xtask h2spec")]
     H2spec,
+    /// Start an API server of Kubernetes on this machine, or run the tests that need one (needs Go).
+    #[command(after_help = "Example: cargo xtask k8s test")]
+    K8s(k8s::Options),
     /// Check formatting, lints, and that no machine's own paths are committed.
     #[command(after_help = "Example: cargo xtask lint")]
     Lint,

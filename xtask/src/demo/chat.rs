@@ -6,8 +6,8 @@ use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
 use super::pods::{ADAPTERS, MODEL};
-use super::stop::Stop;
 use crate::http::Connection;
+use crate::stop::Stop;
 
 /// A whole answer.
 pub(super) struct Answer {

@@ -9,8 +9,8 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use super::chat::{Answer, ask};
-use super::stop::Stop;
 use crate::http::Connection;
+use crate::stop::Stop;
 
 /// What requests came to.
 #[derive(Default)]

@@ -11,11 +11,11 @@ use anyhow::{Context, bail};
 
 use super::Options;
 use super::pods::{PODS, document};
-use super::stop::Stop;
 use super::view::{Feature, Status};
 use crate::http::Connection;
 use crate::process::Process;
 use crate::shell;
+use crate::stop::Stop;
 
 /// Where the demonstration is to run.
 pub(super) struct Place {

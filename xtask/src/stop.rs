@@ -1,4 +1,4 @@
-//! Ctrl-C and its like, turned into a flag that every thread of the demonstration looks at.
+//! Ctrl-C and its like, turned into a flag that every thread of a task looks at.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::signal::{SigSet, Signal};
 
-/// Set once, when the demonstration is to end.
+/// Set once, when the task is to end.
 #[derive(Default)]
-pub(super) struct Stop {
+pub(crate) struct Stop {
     set: Mutex<bool>,
     changed: Condvar,
 }
@@ -23,7 +23,7 @@ impl Stop {
     ///
     /// # Errors
     /// The system refused.
-    pub(super) fn on_signals() -> anyhow::Result<Arc<Self>> {
+    pub(crate) fn on_signals() -> anyhow::Result<Arc<Self>> {
         let signals: SigSet =
             [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
         signals.thread_block().context("cannot block signals")?;
@@ -41,18 +41,18 @@ impl Stop {
     }
 
     /// Sets it.
-    pub(super) fn set(&self) {
+    pub(crate) fn set(&self) {
         *self.set.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
     }
 
     /// Whether it is set.
-    pub(super) fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         *self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for that long, or until it is set; whether it is set.
-    pub(super) fn wait(&self, pause: Duration) -> bool {
+    pub(crate) fn wait(&self, pause: Duration) -> bool {
         let set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_timeout_while(set, pause, |set| !*set);
         *waited.unwrap_or_else(PoisonError::into_inner).0

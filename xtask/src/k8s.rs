@@ -1,0 +1,116 @@
+//! A Kubernetes API server of one's own, for tests and for trying out: kube-apiserver and its etcd, without nodes and
+//! without controllers.
+//!
+//! Both are built from their Go modules, at the versions of `tests/k8s`, once. They listen on 127.0.0.1 at free ports,
+//! keep all that they write in one folder, and end with the task that started them.
+
+mod cluster;
+mod programs;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use clap::{Args, Subcommand};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use self::cluster::Cluster;
+use crate::shell;
+use crate::stop::Stop;
+
+/// What to do.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Build the programs and start nothing.
+    Build,
+    /// Start an API server, print how to reach it, and keep it until Ctrl-C or `down`.
+    Up,
+    /// End the one that `up` started.
+    Down,
+    /// Run the tests that need an API server, with one of their own.
+    Test {
+        /// Passed on to the test program, such as a part of a test's name.
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
+}
+
+/// Does it.
+///
+/// # Errors
+/// Go is missing, something cannot be built or does not start, or a test failed.
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    match &options.action {
+        Action::Build => programs::ensure().map(drop),
+        Action::Up => up(),
+        Action::Down => down(),
+        Action::Test { args } => test(args),
+    }
+}
+
+fn up() -> anyhow::Result<()> {
+    let folder = shell::target().join("k8s/run");
+    ensure!(runner(&folder).is_none(), "one runs already; end it with: cargo xtask k8s down");
+    let programs = programs::ensure()?;
+    // Before there are threads and children: the signals are for this process alone.
+    let stop = Stop::on_signals()?;
+    let mut cluster = Cluster::start(&programs, &folder)?;
+    fs::write(folder.join(PID), std::process::id().to_string())?;
+    println!("export KUBECONFIG={}", cluster.kubeconfig.display());
+    while !stop.wait(Duration::from_secs(1)) {
+        cluster.check()?;
+    }
+    drop(cluster);
+    fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+fn down() -> anyhow::Result<()> {
+    let folder = shell::target().join("k8s/run");
+    let Some(pid) = runner(&folder) else { bail!("none runs") };
+    kill(pid, Signal::SIGTERM)?;
+    let asked = Instant::now();
+    while runner(&folder).is_some() {
+        ensure!(asked.elapsed() < PATIENCE, "process {pid} has not ended");
+        sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// The process that keeps the API server of a folder, if it still is one of ours.
+fn runner(folder: &Path) -> Option<Pid> {
+    let pid: i32 = fs::read_to_string(folder.join(PID)).ok()?.trim().parse().ok()?;
+    let program =
+        |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok()?.file_name().map(PathBuf::from);
+    (program(&pid.to_string())? == program("self")?).then(|| Pid::from_raw(pid))
+}
+
+fn test(args: &[String]) -> anyhow::Result<()> {
+    let programs = programs::ensure()?;
+    shell::run(shell::cargo().args(["build", "-p", "gateway-user", "--bin", "sluice"]))?;
+    let folder = shell::target().join(format!("k8s/test-{}", std::process::id()));
+    let cluster = Cluster::start(&programs, &folder)?;
+    let mut tests = shell::cargo();
+    tests.args(["test", "-p", "sluice-tests", "--test", "k8s", "--"]).args(args);
+    tests.env("KUBECONFIG", &cluster.kubeconfig).env(DEFINITIONS, &programs.definitions);
+    // The folder stays when a test fails: the API server's log is in it.
+    shell::run(&mut tests).with_context(|| format!("the logs are in {}", folder.display()))?;
+    drop(cluster);
+    fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())
+}
+
+/// In the folder of a running API server: who keeps it.
+const PID: &str = "pid";
+/// How long `down` waits: two programs, each of which may take [`crate::process`]'s patience.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Tells the tests where the resource definitions of other projects are.
+const DEFINITIONS: &str = "SLUICE_TEST_DEFINITIONS";
