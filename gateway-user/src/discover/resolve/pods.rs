@@ -61,6 +61,7 @@ pub(super) fn find(
             found.push(config::Pod {
                 name,
                 address: place,
+                uid: Some(pod.metadata.uid.clone()).filter(|uid| !uid.is_empty()),
                 gpu: snapshot.nodes.get(&pod.spec.node_name).and_then(gpu_of),
                 context_range: context.and_then(|text| config::context_range(text)),
             });
