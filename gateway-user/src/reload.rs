@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn what_stays_as_it_was_is_named() {
         let tls = "  tls: {certificates: [{certificateFile: /a, keyFile: /b}]}";
-        let exchange = "  exchange: {peers: ['10.0.0.1'], keyFile: /k}";
+        let exchange = "  exchange: {peers: ['10.0.0.1:9903'], keyFile: /k}";
         for (spec, waiting) in [
             ("", &[][..]),
             ("  limits: {drainTimeout: 1s}\n  accessLog: true", &[]),

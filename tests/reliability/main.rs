@@ -7,6 +7,8 @@
     reason = "a check fails by panic as a test does"
 )]
 
+mod bodies;
+
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -34,6 +36,15 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Part {
+    /// Large request bodies at once: the memory that they take.
+    Bodies {
+        /// Of each body.
+        #[arg(long, default_value_t = 20_000_000)]
+        bytes: usize,
+        /// Clients at once.
+        #[arg(long, default_value_t = 16)]
+        clients: usize,
+    },
     /// Requests while pods are killed, restarted, stalled and answer nonsense.
     Chaos {
         /// Requests in all.
@@ -77,6 +88,7 @@ enum Part {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().part {
+        Part::Bodies { bytes, clients } => bodies::bodies(bytes, clients),
         Part::Chaos { requests, clients, seed } => chaos(&Chaos { requests, clients, seed }),
         Part::H2spec { program } => h2spec(&program),
         Part::Hostile { slow_heads, slow_bodies, mute, seconds } => {

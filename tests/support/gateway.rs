@@ -305,9 +305,18 @@ impl Gateway {
 
     /// Resident memory, in bytes.
     pub fn resident(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most that it ever was.
+    pub fn peak_resident(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
         let status = status.expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
         let line = line.expect("a process has memory");
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
     }

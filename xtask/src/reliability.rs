@@ -9,7 +9,7 @@ use crate::shell;
 /// Which part.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// `chaos`, `hostile`, `takeover`, and the part's own options [default: all three]
+    /// `bodies`, `chaos`, `hostile`, `takeover`, and the part's own options [default: all four]
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     part: Vec<String>,
     /// The development build and not the one that is released.
@@ -25,7 +25,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     if !options.part.is_empty() {
         return part(&options.part, options.dev);
     }
-    ["chaos", "takeover", "hostile"]
+    ["chaos", "bodies", "takeover", "hostile"]
         .iter()
         .try_for_each(|name| part(&[(*name).to_owned()], options.dev))
 }
