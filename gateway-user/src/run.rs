@@ -22,7 +22,7 @@ use crate::direct::Exclusive;
 use crate::exchange::Exchange;
 use crate::flow::path::Paths;
 use crate::gateway::Gateway;
-use crate::kernel::Flows;
+use crate::kernel::{Flows, give_back_large_blocks};
 use crate::listen::{self, bind, bind_all, bind_alone};
 use crate::metrics::Arrival;
 use crate::publish::{Bound, Steered};
@@ -40,6 +40,7 @@ pub fn run(loaded: Loaded, file: PathBuf, takeover: bool) -> anyhow::Result<()> 
         warn!("{note}");
     }
     raise_descriptors();
+    give_back_large_blocks();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (threads, cut) = LocalSet::new().block_on(&runtime, daemon(config, file, takeover))?;
     for thread in threads {

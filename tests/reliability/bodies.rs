@@ -13,7 +13,7 @@ use sluice_tests::pod::{RawPod, answer, plan};
 use sluice_tests::tls::{Authority, Identity};
 
 /// Sends `clients` bodies of `bytes` each, over every protocol. The pod answers when it has them all, so that the gateway
-/// holds all of them at once: it keeps a body until the answer begins, as another pod may have to get it.
+/// holds all of them at once, several times: it keeps a body until the answer begins, as another pod may have to get it.
 pub(crate) fn bodies(bytes: usize, clients: usize) -> Result<(), String> {
     let mut body = br#"{"model":"base","messages":[{"role":"user","content":""#.to_vec();
     body.resize(bytes - 4, b'x');
@@ -27,7 +27,9 @@ pub(crate) fn bodies(bytes: usize, clients: usize) -> Result<(), String> {
         listener: ", protocol: https".into(),
         ..plain(pods).spec(&Identity::spec(&[&identity]))
     };
-    println!("{clients} bodies of {bytes} bytes at once\n| protocol | memory more, of the bodies' size |\n|---|---|");
+    println!(
+        "{clients} bodies of {bytes} bytes at once\n| protocol | memory more, of the bodies' size |\n|---|---|"
+    );
     let mut worst = 0.0_f64;
     for (name, is_secure, is_http2) in [
         ("HTTP/1.1", false, false),
@@ -40,34 +42,36 @@ pub(crate) fn bodies(bytes: usize, clients: usize) -> Result<(), String> {
         let protocols: &[&str] = if is_http2 { &["h2"] } else { &["http/1.1"] };
         let speaker = authority.speaker(protocols, None);
         let before = gateway.resident();
-        let senders: Vec<_> = (0..clients)
-            .map(|_| {
-                let (body, speaker, address) = (body.clone(), speaker.clone(), gateway.address);
-                thread::spawn(move || match (is_secure, is_http2) {
-                    (_, true) => run(async move {
-                        let connection = match is_secure {
-                            true => Connection::secure(address, &speaker).await,
-                            false => Connection::plain(address).await,
-                        };
-                        over_http2(&connection, body).await;
-                    }),
-                    (true, false) => over_http1(speaker.tunnel(address), &body),
-                    (false, false) => over_http1(address, &body),
+        for _ in 0..ROUNDS {
+            let senders: Vec<_> = (0..clients)
+                .map(|_| {
+                    let (body, speaker, address) = (body.clone(), speaker.clone(), gateway.address);
+                    thread::spawn(move || match (is_secure, is_http2) {
+                        (_, true) => run(async move {
+                            let connection = match is_secure {
+                                true => Connection::secure(address, &speaker).await,
+                                false => Connection::plain(address).await,
+                            };
+                            over_http2(&connection, body).await;
+                        }),
+                        (true, false) => over_http1(speaker.tunnel(address), &body),
+                        (false, false) => over_http1(address, &body),
+                    })
                 })
-            })
-            .collect();
-        let mut taken: Vec<_> = (0..clients)
-            .map(|_| {
-                let mut taken = pods[0].take();
-                assert_eq!(taken.body.len(), bytes, "the pod gets the whole body");
-                taken.body = Vec::new();
-                taken
-            })
-            .collect();
+                .collect();
+            let mut taken: Vec<_> = (0..clients)
+                .map(|_| {
+                    let mut taken = pods[0].take();
+                    assert_eq!(taken.body.len(), bytes, "the pod gets the whole body");
+                    taken.body = Vec::new();
+                    taken
+                })
+                .collect();
+            taken.iter_mut().for_each(|taken| taken.send(answer(200, "", "{}")));
+            senders.into_iter().for_each(|sender| sender.join().expect("no request fails"));
+            gateway.wait("the bodies to be let go", |status| status["buffered_bytes"] == 0);
+        }
         let peak = gateway.peak_resident();
-        taken.iter_mut().for_each(|taken| taken.send(answer(200, "", "{}")));
-        senders.into_iter().for_each(|sender| sender.join().expect("no request fails"));
-        gateway.wait("the bodies to be let go", |status| status["buffered_bytes"] == 0);
         let ratio = (peak - before) as f64 / (bytes * clients) as f64;
         println!("| {name} | {ratio:.2} |");
         worst = worst.max(ratio);
@@ -95,6 +99,9 @@ async fn over_http2(connection: &Connection, mut body: Bytes) {
     }
     assert_eq!(exchange.response().await.expect("an answer").status, 200);
 }
+
+/// What is freed after one round is used in the next, or is not, if it lies badly.
+const ROUNDS: usize = 3;
 
 const PATH: &str = "/v1/chat/completions";
 
