@@ -207,8 +207,12 @@ impl Pool {
     /// of a pod that stays is kept, and requests in flight at one that leaves go on.
     pub fn configure(&self, scheduler: &Scheduler, settings: Settings, now: Instant) {
         self.limiter.set(scheduler.limits, now);
-        // What listens to a pod's events is made with it.
-        let as_before = self.settings.load().kv_events == settings.kv_events;
+        let before = self.settings.load();
+        // What listens to a pod's events is made with it, and so is how it is spoken to.
+        let same_tls =
+            before.tls.as_ref().map(Arc::as_ptr) == settings.tls.as_ref().map(Arc::as_ptr);
+        let as_before = before.kv_events == settings.kv_events && same_tls;
+        drop(before);
         let mut inner = self.inner.lock();
         let mut old = VecDeque::from(std::mem::take(&mut inner.pods));
         let capacity = prefix::capacity(None, self.cache.block_tokens());
@@ -542,6 +546,13 @@ impl Pool {
                 cause if cause.answered() => {
                     entry.forget();
                     entry.answered(same_port);
+                }
+                // Nothing can be asked there, and no request sent, until somebody has seen to it.
+                Cause::Tls(_) => {
+                    entry.forget();
+                    if same_port {
+                        entry.reach = Reach::Down { since: now, silent: false };
+                    }
                 }
                 Cause::Refused => {
                     entry.forget();

@@ -1,11 +1,12 @@
 //! TLS for clients: certificates from files, one of which is shown by the name that a client asks for, taken anew
-//! when the files change.
+//! when the files change. [`PodTls`] is TLS to pods.
 //!
 //! The files are read, not watched: a Kubernetes Secret is swapped by a symbolic link, and reading a few kilobytes now
 //! and then finds that and everything else. A connection keeps what it was made with; files that cannot be used change
 //! nothing and are complained of.
 
 mod certificates;
+mod pods;
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -27,6 +28,7 @@ use tokio_rustls::server::TlsStream;
 use tracing::{info, warn};
 
 use self::certificates::{ByName, Certificate};
+pub use self::pods::{Fault, PodTls};
 use crate::config;
 use crate::gateway::Gateway;
 use crate::metrics::{Expiry, Reload, TlsMetrics};
@@ -55,7 +57,7 @@ struct Current {
 
 /// Files that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("spec.tls.{field}: {file}: {problem}")]
+#[error("{field}: {file}: {problem}")]
 pub struct TlsError {
     field: String,
     file: String,
@@ -132,23 +134,26 @@ impl Tls {
 /// What all the files hold, in their order in the configuration.
 fn read_all(config: &config::Tls) -> Result<Vec<Vec<u8>>, TlsError> {
     let mut all = Vec::new();
-    for (index, of) in config.certificates.iter().enumerate() {
-        all.push(read(&format!("certificates[{index}].certificateFile"), &of.certificate_file)?);
-        all.push(read(&format!("certificates[{index}].keyFile"), &of.key_file)?);
+    let of = |field: &str, file: &str| read(file).map_err(|problem| fault(field, file, problem));
+    for (index, certificate) in config.certificates.iter().enumerate() {
+        let config::Certificate { certificate_file, key_file } = certificate;
+        all.push(of(&format!("certificates[{index}].certificateFile"), certificate_file)?);
+        all.push(of(&format!("certificates[{index}].keyFile"), key_file)?);
     }
     if let Some(file) = &config.client_ca_file {
-        all.push(read("clientCaFile", file)?);
+        all.push(of("clientCaFile", file)?);
     }
     Ok(all)
 }
 
-fn read(field: &str, file: &str) -> Result<Vec<u8>, TlsError> {
+/// What a file holds, or what is wrong with it.
+fn read(file: &str) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     File::open(file)
         .and_then(|open| open.take(MAX_FILE + 1).read_to_end(&mut bytes))
-        .map_err(|error| fault(field, file, error))?;
+        .map_err(|error| error.to_string())?;
     match bytes.len() as u64 > MAX_FILE {
-        true => Err(fault(field, file, format!("is larger than {MAX_FILE} bytes"))),
+        true => Err(format!("is larger than {MAX_FILE} bytes")),
         false => Ok(bytes),
     }
 }
@@ -217,7 +222,11 @@ fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
 }
 
 fn fault(field: &str, file: &str, problem: impl std::fmt::Display) -> TlsError {
-    TlsError { field: field.to_owned(), file: file.to_owned(), problem: problem.to_string() }
+    TlsError {
+        field: format!("spec.tls.{field}"),
+        file: file.to_owned(),
+        problem: problem.to_string(),
+    }
 }
 
 /// RFC 9113 section 3.2: what client and gateway call HTTP/2 when they agree on it.

@@ -4,15 +4,18 @@
 //! whole response is kept for under four seconds: uvicorn closes idle ones after five, and one that is used
 //! in that very moment is lost with its request.
 
+mod stream;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::net::{TcpSocket, TcpStream};
-use tokio::time::{Instant, timeout};
+use tokio::net::TcpSocket;
+use tokio::time::{Instant, timeout_at};
 
+pub use self::stream::{Reader, Stream, Writer};
 use crate::flow::path::Paths;
 use crate::kernel::Link;
 use crate::metrics::PathReason;
@@ -37,8 +40,8 @@ pub enum Use {
 /// A connection to a pod, for one request.
 #[derive(Debug)]
 pub struct Upstream {
-    /// The socket.
-    pub stream: TcpStream,
+    /// What its bytes come and go by.
+    pub stream: Stream,
     /// Bytes read from it since it was made.
     pub received: u64,
     /// Its link, or why it has none.
@@ -63,21 +66,25 @@ impl Upstreams {
     pub fn idle(&self, pod: &Pod, usage: Use, now: Instant) -> Option<Upstream> {
         let mut idle = self.idle.borrow_mut();
         let kept = idle.get_mut(&(pod.id, usage))?;
-        while let Some(Idle { upstream, since }) = kept.pop() {
-            if now.saturating_duration_since(since) < KEEP_IDLE && is_quiet(&upstream.stream) {
+        while let Some(Idle { mut upstream, since }) = kept.pop() {
+            if now.saturating_duration_since(since) < KEEP_IDLE && upstream.stream.is_quiet() {
                 return Some(upstream);
             }
         }
         None
     }
 
-    /// A new connection to `pod`, for streams if there are `paths` that carry them.
+    /// A new connection to `pod`, for streams if there are `paths` that carry them. What comes over TLS, no path
+    /// carries.
     pub async fn connect(
         &self,
         pod: &Pod,
         within: Duration,
         paths: Option<&Paths>,
     ) -> io::Result<Upstream> {
+        let until = Instant::now() + within;
+        let tls = pod.tls.as_deref();
+        let paths = paths.filter(|_| tls.is_none());
         let socket = match pod.address {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
             SocketAddr::V6(_) => TcpSocket::new_v6()?,
@@ -90,17 +97,18 @@ impl Upstreams {
         // Before it is connected, so that the pod's end is recognised and no byte goes uncounted.
         let mut link = match paths {
             Some(paths) => paths.link(&socket),
+            None if tls.is_some() => Err(PathReason::Tls),
             None => Err(PathReason::Short),
         };
-        let stream = match timeout(within, socket.connect(pod.address)).await {
-            Ok(connected) => connected?,
-            Err(_) => return Err(io::Error::from(io::ErrorKind::TimedOut)),
-        };
+        let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+        let stream = timeout_at(until, socket.connect(pod.address)).await.map_err(late)??;
         // A request is written whole; Nagle could only delay its end.
         stream.set_nodelay(true)?;
         if let Some(paths) = paths {
             link = link.and_then(|link| paths.settle(link, &stream));
         }
+        let begin = Stream::begin(stream, pod.address, tls);
+        let stream = timeout_at(until, begin).await.map_err(late)??;
         Ok(Upstream { stream, received: 0, link })
     }
 
@@ -119,12 +127,6 @@ impl Upstreams {
     }
 }
 
-/// Whether nothing has arrived on an idle connection: neither its end nor bytes that belong to no request.
-/// Costs a system call only when the kernel has reported something.
-fn is_quiet(stream: &TcpStream) -> bool {
-    matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
-}
-
 /// Bytes of a stream that may wait for the daemon, which the kernel doubles for its own overhead: at 1 ms
 /// to the pod it lets over 100 MB/s pass.
 const RECEIVE_BUFFER: u32 = 64 * 1024;
@@ -137,7 +139,7 @@ mod tests {
     use std::sync::Arc;
 
     use tokio::io::AsyncWriteExt;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
     use crate::pool::tests::pool;
@@ -147,7 +149,15 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (far, _) = listener.accept().await.unwrap();
-        (Upstream { stream: near, received: 0, link: Err(PathReason::Short) }, far)
+        let stream = Stream::Plain(near);
+        (Upstream { stream, received: 0, link: Err(PathReason::Short) }, far)
+    }
+
+    fn socket(upstream: &Upstream) -> &TcpStream {
+        match &upstream.stream {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(_) => panic!("it is plain"),
+        }
     }
 
     fn pods() -> Vec<Arc<Pod>> {
@@ -160,13 +170,13 @@ mod tests {
         let upstreams = Upstreams::default();
         let now = Instant::now();
         let (near, _far) = pair().await;
-        let address = near.stream.local_addr().unwrap();
+        let address = socket(&near).local_addr().unwrap();
         upstreams.keep(pods[0].id, Use::Answers, near, now);
         assert!(upstreams.idle(&pods[1], Use::Answers, now).is_none(), "another pod's");
         let kept = upstreams
             .idle(&pods[0], Use::Answers, now + KEEP_IDLE - Duration::from_millis(1))
             .unwrap();
-        assert_eq!(kept.stream.local_addr().unwrap(), address);
+        assert_eq!(socket(&kept).local_addr().unwrap(), address);
         assert!(upstreams.idle(&pods[0], Use::Answers, now).is_none(), "it was taken");
         upstreams.keep(pods[0].id, Use::Answers, kept, now);
         assert!(
@@ -182,14 +192,14 @@ mod tests {
         let now = Instant::now();
         let (old, mut old_far) = pair().await;
         let (new, _new_far) = pair().await;
-        let address = new.stream.local_addr().unwrap();
+        let address = socket(&new).local_addr().unwrap();
         upstreams.keep(pods[0].id, Use::Answers, old, now);
         upstreams.keep(pods[0].id, Use::Answers, new, now + Duration::from_secs(1));
         upstreams.sweep(now + KEEP_IDLE);
         // Closed, not forgotten: the pod sees its end.
         assert_eq!(tokio::io::AsyncReadExt::read(&mut old_far, &mut [0; 1]).await.unwrap(), 0);
         let kept = upstreams.idle(&pods[0], Use::Answers, now + KEEP_IDLE).unwrap();
-        assert_eq!(kept.stream.local_addr().unwrap(), address);
+        assert_eq!(socket(&kept).local_addr().unwrap(), address);
         upstreams.sweep(now + 2 * KEEP_IDLE);
         assert!(upstreams.idle.borrow().is_empty());
     }
@@ -202,17 +212,17 @@ mod tests {
         let (quiet, _quiet_far) = pair().await;
         let (closed, closed_far) = pair().await;
         let (talks, mut talks_far) = pair().await;
-        let address = quiet.stream.local_addr().unwrap();
+        let address = socket(&quiet).local_addr().unwrap();
         drop(closed_far);
         talks_far.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await.unwrap();
-        for stream in [&closed.stream, &talks.stream] {
-            stream.readable().await.unwrap();
+        for upstream in [&closed, &talks] {
+            socket(upstream).readable().await.unwrap();
         }
         for upstream in [quiet, closed, talks] {
             upstreams.keep(pods[0].id, Use::Answers, upstream, now);
         }
         let kept = upstreams.idle(&pods[0], Use::Answers, now).unwrap();
-        assert_eq!(kept.stream.local_addr().unwrap(), address);
+        assert_eq!(socket(&kept).local_addr().unwrap(), address);
         assert!(upstreams.idle(&pods[0], Use::Answers, now).is_none());
     }
 }

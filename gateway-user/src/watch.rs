@@ -95,7 +95,7 @@ impl Watchers {
         pod: &Arc<Pod>,
     ) -> Option<AbortHandle> {
         let target = Target::new(pod.address, &settings.source, settings.api_key.clone());
-        let target = target.inspect_err(
+        let target = target.map(|target| target.with_tls(pod.tls.clone())).inspect_err(
             |error| warn!(pool = %pool.name, pod = %pod.name, "its metrics cannot be read: {error}"),
         );
         let sink = PodSink {
@@ -173,7 +173,7 @@ impl Sink for PodSink {
 
 fn reason(cause: Cause) -> ScrapeFailure {
     match cause {
-        Cause::Refused | Cause::Unreachable(_) => ScrapeFailure::Connect,
+        Cause::Refused | Cause::Tls(_) | Cause::Unreachable(_) => ScrapeFailure::Connect,
         Cause::Timeout => ScrapeFailure::Timeout,
         Cause::Status(_) => ScrapeFailure::Status,
         Cause::TooLarge => ScrapeFailure::TooLarge,

@@ -38,6 +38,7 @@ mod limits;
 mod metrics;
 mod models;
 mod outages;
+mod pod_tls;
 mod prefixes;
 mod promises;
 mod rates;

@@ -62,6 +62,18 @@ fn talk(client: &mut Client, taken: &Taken) {
     writers.into_iter().for_each(|writer| writer.join().unwrap());
 }
 
+/// A whole connection, from the switch to its end.
+pub(crate) fn both_ways(gateway: &Gateway, pod: &RawPod) {
+    let (mut client, mut taken) = opened(gateway, pod, "early");
+    taken.send([SWITCHED, "hello"].concat());
+    assert_eq!(client.head().status, 101);
+    assert_eq!(client.read_until("hello"), "hello");
+    assert_eq!(exact(&mut taken.stream, 5), b"early");
+    talk(&mut client, &taken);
+    drop(client);
+    taken.wait_closed();
+}
+
 #[test]
 fn bytes_go_both_ways_over_tls() {
     let (authority, pod) = (Authority::new(), RawPod::start());

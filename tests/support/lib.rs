@@ -4,7 +4,7 @@
 //! [`smuggling`] messages that may be read in two ways, [`hostile`] clients that are slow on purpose, [`chaos`] pods
 //! that fail in every way, [`load`] clients that fail at anything but a whole answer, [`netns`] a network of a test's
 //! own, [`tun`] a device whose far end the test is, [`hand`] a pod there that makes its own segments, [`steering`] what
-//! is steered, [`tls`] and [`http2`] clients of both, [`sim`] a whole fleet in no time, [`bench`] what the benchmarks
+//! is steered, [`tls`] and [`http2`] clients of both, [`front`] TLS before a pod, [`sim`] a whole fleet in no time, [`bench`] what the benchmarks
 //! have in common.
 
 #![allow(
@@ -20,6 +20,7 @@ pub mod chaos;
 pub mod client;
 #[path = "../engine/mod.rs"]
 pub mod engine;
+pub mod front;
 pub mod gateway;
 pub mod hand;
 pub mod hostile;

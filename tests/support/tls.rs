@@ -3,13 +3,14 @@
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -58,8 +59,15 @@ impl Authority {
 
     /// Writes a new certificate for these names, at the same files whenever `file` is the same.
     pub fn issue(&self, file: &str, names: &[&str]) -> Identity {
+        self.issue_for(file, names, 1975..4096)
+    }
+
+    /// The same, valid from the beginning of one year to that of another.
+    pub fn issue_for(&self, file: &str, names: &[&str], years: Range<i32>) -> Identity {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let params = CertificateParams::new(names).expect("names");
+        let mut params = CertificateParams::new(names).expect("names");
+        params.not_before = date_time_ymd(years.start, 1, 1);
+        params.not_after = date_time_ymd(years.end, 1, 1);
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
         let at = |end: &str| self.folder.join(format!("{file}.{end}"));
@@ -68,6 +76,11 @@ impl Authority {
         replace(&identity.key, &key.serialize_pem());
         replace(&identity.certificate, &certificate.pem());
         identity
+    }
+
+    /// Its own certificate.
+    pub fn certificate(&self) -> CertificateDer<'static> {
+        self.issuer.der().clone()
     }
 
     /// Its own certificate, in a file.
@@ -90,7 +103,7 @@ impl Authority {
         versions: &[&'static SupportedProtocolVersion],
     ) -> Speaker {
         let mut roots = RootCertStore::empty();
-        roots.add(self.issuer.der().clone()).expect("a certificate");
+        roots.add(self.certificate()).expect("a certificate");
         let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_protocol_versions(versions)
             .expect("versions")
@@ -209,7 +222,7 @@ async fn through(mut client: tokio::net::TcpStream, connector: TlsConnector, gat
 }
 
 /// Writes a file in one step.
-fn replace(file: &Path, text: &str) {
+pub fn replace(file: &Path, text: &str) {
     let beside = file.with_extension("new");
     fs::write(&beside, text).expect("a writable folder");
     fs::rename(&beside, file).expect("a writable folder");

@@ -22,6 +22,7 @@ use crate::config::KeySource;
 use crate::gateway::Gateway;
 use crate::metrics::{AuthSource, Reload};
 use crate::pool::Settings;
+use crate::tls::TlsError;
 
 /// A file that the gateway cannot start without.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +41,14 @@ pub async fn prepare<'a>(
     settings: impl IntoIterator<Item = &'a Settings>,
     gateway: &Gateway,
 ) -> Result<(), Unusable> {
+    let settings: Vec<_> = settings.into_iter().collect();
+    for tls in settings.iter().filter_map(|settings| settings.tls.as_ref()) {
+        let fail = |error: TlsError| Unusable {
+            file: format!("pool {}", tls.pool()),
+            why: error.to_string(),
+        };
+        tls.check().map_err(fail)?;
+    }
     for what in sources(auth, settings).into_iter().filter(|what| !what.is_read()) {
         let file = what.file();
         let fail = |why| Unusable { file: file.display().to_string(), why };

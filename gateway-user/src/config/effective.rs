@@ -7,6 +7,7 @@
 
 mod auth;
 mod compare;
+mod upstream;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -353,6 +354,7 @@ impl Builder<'_> {
                 admission_wait: scheduler.saturation.wait.0,
                 pods: self.pods(&scheduler, &path),
                 metrics: self.metrics(&scheduler, &path.field("metrics")),
+                tls: self.pod_tls(&scheduler, &path),
                 kv_events: scheduler.kv_events.map(|events| {
                     let document::KvEvents { port, topic, replay_port } = events;
                     EventSource { port, topic, replay_port }

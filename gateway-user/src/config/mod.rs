@@ -362,6 +362,21 @@ pub struct Scheduler {
     pub metrics: MetricsSource,
     /// Where they publish their KV events, if they do.
     pub kv_events: Option<EventSource>,
+    /// How they speak TLS. Default: they do not.
+    pub tls: Option<PodTls>,
+}
+
+/// TLS to the pods of a pool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodTls {
+    /// PEM: who must have signed their certificates. Default: whom the system trusts.
+    pub ca_file: Option<String>,
+    /// The name that their certificates must be for. Default: each pod's IP address.
+    pub server_name: Option<String>,
+    /// Any certificate is taken. Default: no.
+    pub insecure_skip_verify: bool,
+    /// What the gateway shows to pods that ask for it. Default: nothing.
+    pub certificate: Option<Certificate>,
 }
 
 /// When a pod takes no more requests.

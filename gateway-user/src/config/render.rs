@@ -4,7 +4,7 @@
 use super::document::{
     Admin, ApiVersion, AppProtocol, Bbr, Certificate, Debugging, Exchange, FlowPath,
     InferenceGatewayConfig, Kernel, Kind, KvEvents, Limits, Listener, Metadata, Metrics, Mode, Pod,
-    SaturationLimits, Scheduler, Spec, Tls, VirtualAddress,
+    PodTls, SaturationLimits, Scheduler, Spec, Tls, VirtualAddress,
 };
 use super::units::{Block, KubeDuration, Size};
 use super::{Config, EventSource, MetricsSource, auth, policy};
@@ -141,7 +141,11 @@ fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
         pods: scheduler.pods.iter().map(pod).collect(),
         // Every pod names its own.
         target_port: Scheduler::port(),
-        app_protocol: AppProtocol::Http,
+        app_protocol: match scheduler.tls {
+            None => AppProtocol::Http,
+            Some(_) => AppProtocol::Https,
+        },
+        tls: scheduler.tls.as_ref().map(pod_tls),
         metrics: metrics(&scheduler.metrics),
         kv_events: scheduler.kv_events.as_ref().map(|events| {
             let EventSource { port, topic, replay_port } = events.clone();
@@ -182,6 +186,13 @@ fn pod(pod: &super::Pod) -> Pod {
         gpu: gpu.clone(),
         context_length_range: context_range.map(|(least, most)| format!("{least}-{most}")),
     }
+}
+
+fn pod_tls(tls: &super::PodTls) -> PodTls {
+    let super::PodTls { ca_file, server_name, insecure_skip_verify, certificate } = tls.clone();
+    let (certificate_file, key_file) =
+        certificate.map(|of| (of.certificate_file, of.key_file)).unzip();
+    PodTls { ca_file, server_name, insecure_skip_verify, certificate_file, key_file }
 }
 
 fn metrics(metrics: &MetricsSource) -> Metrics {

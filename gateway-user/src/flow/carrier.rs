@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use crate::account::tail::Tail;
 use crate::client::Scratch;
 use crate::kernel::{Link, Path, Receiver};
-use crate::upstream::Upstream;
+use crate::upstream::{Stream, Upstream};
 
 /// How the body's bytes come from the pod.
 #[expect(async_fn_in_trait, reason = "its futures stay on the worker's thread")]
@@ -185,7 +185,9 @@ impl<'a> Splice<'a> {
     /// The carrier of one response on this connection.
     pub fn new(upstream: Upstream, link: Link, receiver: &'a Receiver) -> Self {
         let Upstream { stream, received, .. } = upstream;
-        Self { socket: Socket::Live(stream), received, offers: Offers::new(link, receiver) }
+        // No other has a link.
+        let socket = stream.into_plain().map_or(Socket::Lost, Socket::Live);
+        Self { socket, received, offers: Offers::new(link, receiver) }
     }
 
     /// Takes the connection out of the event loop, or puts it back.
@@ -283,6 +285,7 @@ impl Carrier for Splice<'_> {
         }
         let link = self.offers.close(self.received)?;
         let Socket::Live(stream) = self.socket else { return None };
+        let stream = Stream::Plain(stream);
         Some(Upstream { stream, received: self.received, link: Ok(link) })
     }
 }

@@ -41,6 +41,7 @@ use crate::pool::{Answered, Ask, Place, Pod, PodId, Pool};
 use crate::request::head::Version;
 use crate::schedule::NoPod;
 use crate::schedule::prefix::Prompt;
+use crate::tls::Fault;
 use crate::upstream::Use;
 
 /// A request that is ready to be sent.
@@ -291,7 +292,9 @@ fn note(pool: &Pool, place: &Place, failure: &Result<Answer, Failure>) {
             return;
         }
         Err(Failure::Connect(error)) => {
-            pool.eject(pod.id, &format!("connecting failed: {error}"), true, now);
+            // A connection that was made before, such as the one for scrapes, does not show that the next can be.
+            let silent = Fault::behind(error).is_none();
+            pool.eject(pod.id, &format!("connecting failed: {error}"), silent, now);
         }
         // The last two are no fault of the pod's, and are dealt with before.
         Err(Failure::Timeout(_) | Failure::ClientGone | Failure::Local(_)) => pod.failed(),
@@ -372,7 +375,7 @@ async fn pass(
     worker: &Worker,
 ) -> Exchange {
     // No other pod will need the body, and the answer may take minutes.
-    let usage = request.usage();
+    let usage = request.usage(&place.pod);
     let Request { side, head, body, reserved, prompt, is_stored, owner, is_again, .. } = request;
     let strips = request.strips_usage && answer.begun.head.event_stream;
     drop((head, body, reserved));
@@ -531,9 +534,11 @@ impl Request<'_> {
         Ask { adapter, prompt, session, max_tokens, stream, tried, only: None }
     }
 
-    /// What its connection to a pod is for.
-    fn usage(&self) -> Use {
-        if self.stream && self.for_kernel { Use::Streams } else { Use::Answers }
+    /// What its connection to `pod` is for.
+    fn usage(&self, pod: &Pod) -> Use {
+        // The kernel reads no TLS.
+        let by_kernel = self.stream && self.for_kernel && pod.tls.is_none();
+        if by_kernel { Use::Streams } else { Use::Answers }
     }
 }
 

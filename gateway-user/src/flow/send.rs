@@ -7,13 +7,14 @@ use gateway_common::framing::{Framing, Malformed};
 use tokio::time::{Instant, sleep_until};
 
 use crate::account::tail::Tail;
-use crate::client::{Reader, Scratch, write_all};
+use crate::client::{Reader, Scratch};
 use crate::flow::Request;
 use crate::flow::comments::{Comments, Early};
 use crate::flow::head::{self, ResponseHead};
 use crate::flow::hold::{self, ENOUGH, Trouble, Verdict};
 use crate::listen::Worker;
 use crate::pool::Place;
+use crate::tls::Fault;
 use crate::upstream::{Upstream, Use};
 
 /// A response whose content has begun, or that another pod should better give.
@@ -123,7 +124,7 @@ pub async fn send(
     watch: &mut Watch<'_>,
     worker: &Worker,
 ) -> Result<Answer, Failure> {
-    let usage = request.usage();
+    let usage = request.usage(&place.pod);
     if let Some(kept) = worker.upstreams.idle(&place.pod, usage, Instant::now()) {
         match attempt(request, place, kept, watch, worker).await {
             Err(Failure::Broke { received: false, .. }) => {}
@@ -155,8 +156,8 @@ async fn attempt(
     // below; if that is nothing, reading fails as well.
     let early = tokio::select! {
         biased;
-        written = write_all(&writer, [&request.head, &request.body]) => written.is_err(),
-        _ = reader.readable(), if request.body.len() > EARLY_ANSWER => true,
+        written = writer.write_all([&request.head, &request.body]) => written.is_err(),
+        () = reader.readable(), if request.body.len() > EARLY_ANSWER => true,
         () = watch.gone() => return Err(Failure::ClientGone),
         () = &mut deadline => return Err(Failure::Timeout(within)),
     };
@@ -279,7 +280,12 @@ impl Held {
     }
 
     fn broke(&self, error: Option<io::Error>) -> Failure {
-        Failure::Broke { error, received: self.head.is_some() || !self.raw.is_empty() }
+        let received = self.head.is_some() || !self.raw.is_empty();
+        match error.as_ref().and_then(Fault::of) {
+            // In TLS 1.3, that the gateway's certificate is not taken comes behind the handshake.
+            Some(fault @ Fault::Refused) if !received => Failure::Connect(io::Error::other(fault)),
+            _ => Failure::Broke { error, received },
+        }
     }
 
     fn body(&mut self, bytes: &[u8]) -> Result<(), Failure> {

@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::client::{Client, write_all};
+use crate::client::Client;
 use crate::flow::head::ClientSide;
 use crate::flow::send::Begun;
 use crate::listen::Worker;
@@ -69,7 +69,7 @@ pub async fn tunnel(
     let up = async {
         let mut bytes = early;
         loop {
-            if write_all(&pod_writer, [&bytes, &[]]).await.is_err() {
+            if pod_writer.write_all([&bytes, &[]]).await.is_err() {
                 // What the pod has said before it left is still passed on, and tells how it ended.
                 return std::future::pending().await;
             }

@@ -171,7 +171,7 @@ labels! {
         Off = "off",
         /// The kernel or the rights of the process do not suffice.
         Unfit = "unfit",
-        /// The client's connection is TLS.
+        /// The client's connection or the pod's is TLS.
         Tls = "tls",
         /// The client or the pod speaks HTTP/2.
         Http2 = "http2",

@@ -4,6 +4,7 @@ use std::{fmt, io};
 
 use super::engines::NotMetrics;
 use super::models::NotModels;
+use crate::tls::Fault;
 
 /// A question that a pod did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,6 +52,9 @@ pub enum Cause {
     /// It answered with a status that is no success.
     #[error("it answered with HTTP status {0}{hint}", hint = status_hint(*.0))]
     Status(u16),
+    /// TLS could not be begun with it.
+    #[error("TLS failed: {0}")]
+    Tls(#[from] Fault),
     /// No whole answer within the time for it.
     #[error("no whole answer in time")]
     Timeout,
@@ -68,7 +72,9 @@ impl Cause {
     pub fn answered(self) -> bool {
         match self {
             Self::NotMetrics(_) | Self::NotModels(_) | Self::Status(_) | Self::TooLarge => true,
-            Self::Broken | Self::Refused | Self::Timeout | Self::Unreachable(_) => false,
+            Self::Broken | Self::Refused | Self::Timeout | Self::Tls(_) | Self::Unreachable(_) => {
+                false
+            }
         }
     }
 }

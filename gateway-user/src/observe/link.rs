@@ -4,6 +4,7 @@
 //! its owner is dropped. A pod that closes it while it is idle (vLLM and SGLang do after 5 s) is no
 //! failure.
 
+use std::error::Error as _;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
@@ -24,6 +25,8 @@ use tokio::net::TcpStream;
 
 use super::failure::Cause;
 use crate::auth::PodKey;
+use crate::tls::{Fault, PodTls};
+use crate::upstream::Stream;
 
 /// How a connection is made: by TCP, or within a test.
 pub(super) trait Connect {
@@ -34,17 +37,19 @@ pub(super) trait Connect {
     async fn connect(&self, address: SocketAddr) -> io::Result<Self::Io>;
 }
 
-/// Over TCP.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Tcp;
+/// Over TCP, and TLS where the pod speaks that.
+#[derive(Clone, Debug)]
+pub(super) struct Tcp {
+    pub(super) tls: Option<Arc<PodTls>>,
+}
 
 impl Connect for Tcp {
-    type Io = TcpStream;
+    type Io = Stream;
 
-    async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+    async fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        Ok(stream)
+        Stream::begin(stream, address, self.tls.as_deref()).await
     }
 }
 
@@ -107,9 +112,12 @@ impl<C: Connect> Link<C> {
     }
 
     async fn dial(&self) -> Result<Open<C::Io>, Cause> {
-        let io = self.connect.connect(self.address).await.map_err(|error| match error.kind() {
-            io::ErrorKind::ConnectionRefused => Cause::Refused,
-            kind => Cause::Unreachable(kind),
+        let io = self.connect.connect(self.address).await.map_err(|error| {
+            match (Fault::behind(&error), error.kind()) {
+                (Some(fault), _) => Cause::Tls(fault),
+                (None, io::ErrorKind::ConnectionRefused) => Cause::Refused,
+                (None, kind) => Cause::Unreachable(kind),
+            }
         })?;
         let (sender, connection) =
             http1::handshake(TokioIo::new(io)).await.map_err(|_| Cause::Broken)?;
@@ -152,7 +160,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Open<Io> {
     ) -> Result<StatusCode, Cause> {
         let Self { sender, driver, closed } = self;
         let answer = drive(driver, closed, sender.send_request(request));
-        let (head, mut incoming) = answer.await.map_err(|_| Cause::Broken)?.into_parts();
+        let (head, mut incoming) = answer.await.map_err(|error| broken(&error))?.into_parts();
 
         body.clear();
         // One huge answer must not hold its memory for ever.
@@ -170,6 +178,12 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Open<Io> {
         }
         Ok(head.status)
     }
+}
+
+/// What a connection's end says. In TLS 1.3, that the gateway's certificate is not taken comes behind the handshake.
+fn broken(error: &hyper::Error) -> Cause {
+    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    source.and_then(Fault::of).map_or(Cause::Broken, Cause::Tls)
 }
 
 /// Awaits `work` while keeping the connection that it depends on going.

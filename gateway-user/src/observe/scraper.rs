@@ -20,6 +20,7 @@ use super::pace::{Pace, Seen};
 use super::{Models, Reading, Sink, engines, models};
 use crate::auth::PodKey;
 use crate::config::MetricsSource;
+use crate::tls::PodTls;
 
 /// Whom to ask, and how.
 #[derive(Clone, Debug)]
@@ -30,6 +31,7 @@ pub struct Target {
     busy_interval: Duration,
     idle_interval: Duration,
     key: Option<Arc<PodKey>>,
+    tls: Option<Arc<PodTls>>,
     timeout: Duration,
 }
 
@@ -55,8 +57,14 @@ impl Target {
             busy_interval: source.busy_interval,
             idle_interval: source.idle_interval,
             key,
+            tls: None,
             timeout: TIMEOUT,
         })
+    }
+
+    /// Over TLS, if the pod speaks that.
+    pub fn with_tls(self, tls: Option<Arc<PodTls>>) -> Self {
+        Self { tls, ..self }
     }
 
     /// Another time limit for one question than 1 s.
@@ -75,7 +83,8 @@ pub enum InvalidTarget {
 
 /// Asks a pod again and again, and tells `sink`. Runs until dropped.
 pub async fn watch(target: Target, sink: impl Sink, rng: Rng) {
-    watch_over(Tcp, target, sink, rng).await;
+    let connect = Tcp { tls: target.tls.clone() };
+    watch_over(connect, target, sink, rng).await;
 }
 
 async fn watch_over<C: Connect + Clone>(connect: C, target: Target, sink: impl Sink, rng: Rng) {

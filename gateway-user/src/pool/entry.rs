@@ -76,7 +76,7 @@ impl Entry {
         let channel = settings.kv_events.as_ref().map(|_| mpsc::channel(PROMPTS));
         let (sender, prompts) = channel.unzip();
         Self {
-            pod: Arc::new(Pod::new(pod, sender)),
+            pod: Arc::new(Pod::new(pod, settings.tls.clone(), sender)),
             prompts,
             signals: Signals::default(),
             engine: None,

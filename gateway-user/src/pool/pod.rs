@@ -17,6 +17,7 @@ use crate::observe::events::Observation;
 use crate::schedule::prefix::{Prompt, Slot};
 use crate::schedule::speed::prior;
 use crate::schedule::{Excess, Ledger, Ticket};
+use crate::tls::PodTls;
 
 /// One model server endpoint.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub struct Pod {
     pub address: SocketAddr,
     /// What tells it from others that have had its address, where somebody knows.
     uid: Option<Box<str>>,
+    /// How TLS is spoken with it, if it is.
+    pub tls: Option<Arc<PodTls>>,
     /// The GPU, as a label.
     pub gpu: Option<Box<str>>,
     /// What a client sends to come back to it.
@@ -92,13 +95,18 @@ pub struct Answered {
 
 impl Pod {
     /// The pod of a configuration's entry; nothing is known of it yet.
-    pub(super) fn new(pod: &config::Pod, prompts: Option<mpsc::Sender<Observation>>) -> Self {
+    pub(super) fn new(
+        pod: &config::Pod,
+        tls: Option<Arc<PodTls>>,
+        prompts: Option<mpsc::Sender<Observation>>,
+    ) -> Self {
         Self {
             id: PodId(NEXT_POD.fetch_add(1, Ordering::Relaxed)),
             key: key(pod.address),
             name: pod.name.as_str().into(),
             address: pod.address,
             uid: pod.uid.as_deref().map(Into::into),
+            tls,
             gpu: pod.gpu.as_deref().map(Into::into),
             // Every gateway knows it.
             session: format!("{:016x}", key(pod.address)).into(),

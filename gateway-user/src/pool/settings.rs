@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::auth::PodKey;
-use crate::config::{EventSource, MetricsSource, Scheduler};
+use crate::config::{self, EventSource, MetricsSource, Scheduler};
 use crate::schedule::{Profile, Scorer};
+use crate::tls::PodTls;
 
 /// A pool's configuration, but for its name, its model and its pods.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct Settings {
     pub kv_events: Option<EventSource>,
     /// The key that the pods want, if they want one.
     pub api_key: Option<Arc<PodKey>>,
+    /// How the pods speak TLS, if they do.
+    pub tls: Option<Arc<PodTls>>,
     pub(super) profile: Profile,
     /// Clients are told what brings their next request to the same pod.
     pub(super) keeps_sessions: bool,
@@ -28,12 +31,17 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Those of a scheduler. A key file that `before` has as well has been read already.
+    /// Those of a scheduler. A key file, or TLS, that `before` has as well has been read already.
     pub fn new(scheduler: &Scheduler, before: Option<&Self>) -> Self {
         let known = before.and_then(|before| before.api_key.as_ref());
         let key = |file: &str| match known.filter(|known| known.file == file) {
             Some(known) => Arc::clone(known),
             None => Arc::new(PodKey::new(file)),
+        };
+        let known_tls = before.and_then(|before| before.tls.as_ref());
+        let tls = |tls: &config::PodTls| match known_tls.filter(|known| known.is(tls)) {
+            Some(known) => Arc::clone(known),
+            None => Arc::new(PodTls::new(&scheduler.name, tls)),
         };
         Self {
             aliases: scheduler.aliases.iter().map(|name| name.as_str().into()).collect(),
@@ -41,6 +49,7 @@ impl Settings {
             source: scheduler.metrics.clone(),
             kv_events: scheduler.kv_events.clone(),
             api_key: scheduler.api_key_file.as_deref().map(key),
+            tls: scheduler.tls.as_ref().map(tls),
             profile: Profile {
                 policy: scheduler.policy.clone(),
                 saturation: scheduler.saturation,

@@ -11,6 +11,7 @@ mod managed;
 mod policy;
 mod scheduler;
 mod status;
+mod upstream;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -34,6 +35,7 @@ pub use self::scheduler::{
     Pod, Requirement, Scheduler,
 };
 pub use self::status::{Condition, SchedulerStatus, Status};
+pub use self::upstream::PodTls;
 use super::units::{Block, KubeDuration, Size};
 use super::{KernelLog, Protocol, Steering};
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Opaque;
 use super::policy::{SaturationLimits, WeightMap};
+use super::upstream::PodTls;
 use crate::config::RateLimits;
 use crate::config::units::KubeDuration;
 
@@ -53,12 +54,11 @@ pub struct Scheduler {
     #[schemars(range(min = 1, max = 65535), extend("format" = "port"))]
     pub target_port: u16,
     /// What pods speak.
-    // A note: model servers that speak h2c speak HTTP/1.1 on the same port; one that does not fails
-    // loudly.
     #[serde(default)]
-    #[schemars(extend("x-unless" = "http", "x-note" = "has no effect in this version: \
-        requests go out as HTTP/1.1"))]
     pub app_protocol: AppProtocol,
+    /// With `appProtocol: https`, whom to trust, and what to show of the gateway. Files are read again when they change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<PodTls>,
     /// Where pods' metrics are read.
     #[serde(default)]
     pub metrics: Metrics,
@@ -186,7 +186,11 @@ pub enum AppProtocol {
     #[default]
     #[serde(rename = "http")]
     Http,
-    /// HTTP/2 in clear text.
+    /// HTTP/1.1 over TLS, at every port where they are asked anything but KV events.
+    #[serde(rename = "https")]
+    Https,
+    // Model servers that speak h2c speak HTTP/1.1 on the same port; one that does not fails loudly.
+    /// HTTP/2 in clear text, which has no effect in this version: requests go out as HTTP/1.1.
     #[serde(rename = "kubernetes.io/h2c")]
     H2c,
 }
