@@ -24,6 +24,7 @@ mod learned;
 mod peers;
 mod pod;
 mod queue;
+mod retries;
 mod settings;
 
 use self::cache::{Cache, Share};
@@ -31,7 +32,8 @@ use self::entry::{Entry, Reach};
 use self::learned::{Learned, Ratio};
 use self::peers::Exchange;
 use self::queue::Queue;
-use crate::config::Scheduler;
+use self::retries::Retries;
+use crate::config::{RetryBudget, Scheduler};
 use crate::limit::Limiter;
 use crate::metrics::PoolMetrics;
 use crate::observe::events::{Held, Observation};
@@ -63,6 +65,7 @@ pub struct Pool {
     learned: Arc<Mutex<Learned>>,
     cache: Arc<Cache>,
     queue: Arc<Queue>,
+    retries: Mutex<Retries>,
     /// Told of each dispatch, where other gateways want to know.
     dispatched: Option<Arc<Notify>>,
     /// Ledgers count the time from here.
@@ -193,6 +196,7 @@ impl Pool {
             learned: Arc::default(),
             cache: Arc::new(cache),
             queue,
+            retries: Mutex::default(),
             dispatched: member.map(|member| Arc::clone(&member.dispatched)),
             epoch: Instant::now(),
         }
@@ -313,6 +317,22 @@ impl Pool {
             taken: now,
             ended: None,
         })
+    }
+
+    /// A request has its first place.
+    pub fn began(&self, now: Instant) {
+        self.retries.lock().began(self.since_epoch(now));
+    }
+
+    /// Whether a request that a pod has failed may go to another one, within `budget`; it counts as if it did.
+    pub fn may_retry(&self, budget: RetryBudget, now: Instant) -> bool {
+        let in_flight = |entry: &Entry| entry.pod.in_flight();
+        let in_flight = self.inner.lock().pods.iter().map(in_flight).fold(0, u32::saturating_add);
+        let allowed = self.retries.lock().allow(budget, in_flight, self.since_epoch(now));
+        if !allowed {
+            self.metrics.retries_refused.inc();
+        }
+        allowed
     }
 
     /// When a client may come back that was refused for want of room.

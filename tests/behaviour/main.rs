@@ -15,6 +15,7 @@ mod affinity;
 mod auth;
 mod balance;
 mod bodies;
+mod budget;
 mod chaos;
 mod cli;
 mod clients;

@@ -15,6 +15,7 @@ use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
 use self::compare::free_name;
+use self::upstream::retry_budget;
 use super::document::{self, InferenceGatewayConfig, Mode};
 use super::error::{Error, Errors, Note, Path, quoted};
 use super::shape::Shape;
@@ -307,6 +308,7 @@ impl Builder<'_> {
             keep_alive_comments: Some(limits.keep_alive_comments.0)
                 .filter(|every| !every.is_zero()),
             max_attempts: limits.max_attempts,
+            retry_budget: retry_budget(limits.retry_budget),
             drain_timeout: limits.drain_timeout.0,
         }
     }

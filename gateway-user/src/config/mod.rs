@@ -324,8 +324,20 @@ pub struct Limits {
     pub keep_alive_comments: Option<Duration>,
     /// How many pods are asked for one request; those that refuse the connection do not count. Default 3.
     pub max_attempts: u32,
+    /// How many of a pool's requests may go to another pod after one has failed them.
+    pub retry_budget: RetryBudget,
     /// How long streams may go on after SIGTERM. Default 30 s.
     pub drain_timeout: Duration,
+}
+
+/// How many of a pool's requests may go to another pod after one has failed them; those that were refused the connection do
+/// not count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RetryBudget {
+    /// Of the requests of the last ten seconds, or of those in flight if these are more. Default 0.5.
+    pub ratio: f32,
+    /// And so many in each of these seconds. Default 10.
+    pub min_per_second: u32,
 }
 
 /// One pool: the pods that serve one base model.

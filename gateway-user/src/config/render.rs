@@ -4,7 +4,7 @@
 use super::document::{
     Admin, ApiVersion, AppProtocol, Bbr, Certificate, Debugging, Exchange, FlowPath,
     InferenceGatewayConfig, Kernel, Kind, KvEvents, Limits, Listener, Metadata, Metrics, Mode, Pod,
-    PodTls, SaturationLimits, Scheduler, Spec, Tls, VirtualAddress,
+    PodTls, RetryBudget, SaturationLimits, Scheduler, Spec, Tls, VirtualAddress,
 };
 use super::units::{Block, KubeDuration, Size};
 use super::{Config, EventSource, MetricsSource, auth, policy};
@@ -102,6 +102,10 @@ fn limits(limits: &super::Limits) -> Limits {
         stream_idle_timeout: KubeDuration(limits.stream_idle_timeout),
         keep_alive_comments: KubeDuration(limits.keep_alive_comments.unwrap_or_default()),
         max_attempts: limits.max_attempts,
+        retry_budget: RetryBudget {
+            ratio: limits.retry_budget.ratio,
+            min_per_second: limits.retry_budget.min_per_second,
+        },
         drain_timeout: KubeDuration(limits.drain_timeout),
     }
 }

@@ -162,6 +162,7 @@ pub async fn exchange(
             return refuse(refusal, exchange, to, client).await;
         }
     };
+    pool.began(Instant::now());
     loop {
         let sent = send::send(&request, &place, &mut watch, worker).await;
         match &sent {
@@ -197,10 +198,13 @@ pub async fn exchange(
         tried.push(place.pod.id);
         // Where nothing listens, nothing was sent and no time was lost: it must not keep the request from
         // the pod that would have served it.
-        attempts += u32::from(!failure.as_ref().is_err_and(Failure::is_refused));
+        let is_refused = failure.as_ref().is_err_and(Failure::is_refused);
+        attempts += u32::from(!is_refused);
+        let limits = worker.limits();
         // A pod that was silent for the whole time has cost the client its patience already.
-        let may_retry =
-            attempts < worker.limits().max_attempts && !matches!(failure, Err(Failure::Timeout(_)));
+        let may_retry = attempts < limits.max_attempts
+            && !matches!(failure, Err(Failure::Timeout(_)))
+            && (is_refused || pool.may_retry(limits.retry_budget, Instant::now()));
         let none = match may_retry.then(|| reserve(pool, &request, &tried, worker)) {
             Some(Ok(next)) => {
                 // The place at the pod that failed is given back here.

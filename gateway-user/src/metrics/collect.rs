@@ -108,6 +108,7 @@ fn pool_level(
     writer.each_by(&metric::POOL_REJECTED, pools, |pool| &pool.rejected)?;
     writer.each_by(&metric::POOL_LIMITED, pools, |pool| &pool.limited)?;
     writer.each(&metric::POOL_RETRIES, pools, |pool| &pool.retries)?;
+    writer.each(&metric::POOL_RETRIES_REFUSED, pools, |pool| &pool.retries_refused)?;
     writer.each(&metric::POOL_QUEUED, pools, |pool| &pool.queued)?;
     writer.each(&metric::POOL_DURATION, pools, |pool| &pool.duration)?;
     writer.each(&metric::POOL_TTFT, pools, |pool| &pool.ttft)?;

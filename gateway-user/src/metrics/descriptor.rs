@@ -85,6 +85,8 @@ describe! {
     POOL_LIMITED: Counter "pool_limited" ["pool", "reason"];
     /// Further pods tried after one failed.
     POOL_RETRIES: Counter "pool_retries" ["pool"];
+    /// Requests that were not sent to another pod after one had failed them, as limits.retryBudget was used up.
+    POOL_RETRIES_REFUSED: Counter "pool_retries_refused" ["pool"];
     /// Requests that wait for a place at a pod, where the pool lets them.
     POOL_QUEUED: Gauge "pool_requests_queued" ["pool"];
     /// From the end of the request's head to the answer's last byte, of requests that ended well.

@@ -25,6 +25,8 @@ pub struct PoolMetrics {
     pub(super) rejected: ByLabel<Rejection, Counter>,
     pub(super) limited: ByLabel<Limit, Counter>,
     pub(super) retries: Counter,
+    /// Requests that were not sent to another pod, as too many had been.
+    pub retries_refused: Counter,
     /// Requests that wait for a place.
     pub queued: Gauge,
     pub(super) duration: Histogram,
@@ -69,6 +71,7 @@ impl PoolMetrics {
             rejected: ByLabel::default(),
             limited: ByLabel::default(),
             retries: Counter::default(),
+            retries_refused: Counter::default(),
             queued: Gauge::default(),
             duration: Histogram::new(DURATION),
             ttft: Histogram::new(TTFT),

@@ -35,7 +35,7 @@ pub use self::scheduler::{
     Pod, Requirement, Scheduler,
 };
 pub use self::status::{Condition, SchedulerStatus, Status};
-pub use self::upstream::PodTls;
+pub use self::upstream::{PodTls, RetryBudget};
 use super::units::{Block, KubeDuration, Size};
 use super::{KernelLog, Protocol, Steering};
 
@@ -354,6 +354,9 @@ pub struct Limits {
     /// How many pods are asked for one request; those that refuse the connection do not count.
     #[schemars(range(min = 1, max = 10))]
     pub max_attempts: u32,
+    /// How many of a pool's requests may be sent to another pod after one has failed them, so that what makes all pods fail
+    /// is not made worse. Those that refuse the connection do not count.
+    pub retry_budget: RetryBudget,
     /// How long streams may go on after SIGTERM.
     #[schemars(extend("x-minimum" = "0s", "x-maximum" = "24h"))]
     pub drain_timeout: KubeDuration,
@@ -377,6 +380,7 @@ impl Default for Limits {
             stream_idle_timeout: seconds(5 * 60),
             keep_alive_comments: seconds(0),
             max_attempts: 3,
+            retry_budget: RetryBudget::default(),
             drain_timeout: seconds(30),
         }
     }

@@ -1,4 +1,4 @@
-//! How a pool's pods are spoken to, beyond their addresses.
+//! How pods are spoken to, beyond their addresses.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -33,4 +33,23 @@ pub struct PodTls {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 2, max = 4096), extend("format" = "path"))]
     pub key_file: Option<String>,
+}
+
+/// How many of a pool's requests may be sent to another pod.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RetryBudget {
+    /// As a share of the pool's requests of the last ten seconds, or of those in flight where these are more. With a half,
+    /// all that was at one of two pods may be tried at the other.
+    #[schemars(range(min = 0.0, max = 10.0))]
+    pub ratio: f32,
+    /// And so many in each second.
+    #[schemars(range(min = 0, max = 1000000))]
+    pub min_per_second: u32,
+}
+
+impl Default for RetryBudget {
+    fn default() -> Self {
+        Self { ratio: 0.5, min_per_second: 10 }
+    }
 }

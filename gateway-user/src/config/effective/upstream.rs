@@ -5,7 +5,12 @@ use rustls::pki_types::ServerName;
 use super::Builder;
 use crate::config::document::{self, AppProtocol, Mode};
 use crate::config::error::{Path, quoted};
-use crate::config::{Certificate, PodTls};
+use crate::config::{Certificate, PodTls, RetryBudget};
+
+pub(super) fn retry_budget(budget: document::RetryBudget) -> RetryBudget {
+    let document::RetryBudget { ratio, min_per_second } = budget;
+    RetryBudget { ratio, min_per_second }
+}
 
 impl Builder<'_> {
     /// How the pods of a scheduler at `path` speak TLS, if they do.
