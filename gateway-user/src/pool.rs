@@ -464,7 +464,7 @@ impl Pool {
                 adapters: entry.adapters(),
                 trouble: entry.trouble(now).or_else(|| match explained.score {
                     Some(_) => None,
-                    None => left_out(explained.tier),
+                    None => left_out(explained.tier, view),
                 }),
             })
             .collect()
@@ -502,7 +502,9 @@ impl Pool {
         entry.loads |= entry.listed
             && entry.active.iter().any(|name| entry.loaded.iter().all(|of| **of != **name));
         let was_ready = entry.ready(now);
-        entry.asleep = reading.asleep;
+        if std::mem::replace(&mut entry.asleep, reading.asleep) && !entry.asleep {
+            entry.back = Some(now);
+        }
         if entry.asleep
             && let Some(slot) = entry.slot
         {
@@ -518,7 +520,7 @@ impl Pool {
             EngineKind::Unknown => Some("its metrics are of no known model server".into()),
             _ => None,
         };
-        entry.answered(same_port);
+        entry.answered(same_port, now);
         let is_back = !was_ready && entry.ready(now);
         self.resize_cache(&mut inner, place, is_other);
         self.queue.freed();
@@ -565,7 +567,7 @@ impl Pool {
                 // The server is there, but what it says is not signals: unknown, not idle.
                 cause if cause.answered() => {
                     entry.forget();
-                    entry.answered(same_port);
+                    entry.answered(same_port, now);
                 }
                 // Nothing can be asked there, and no request sent, until somebody has seen to it.
                 Cause::Tls(_) => {
@@ -632,14 +634,14 @@ impl Pool {
     /// A request that had been written at `sent` was answered by a pod: whatever was suspected before, it
     /// serves. A pod that is shutting down still answers the requests that it has taken, so an older one says
     /// nothing of the next.
-    pub fn served(&self, id: PodId, sent: Instant) {
+    pub fn served(&self, id: PodId, sent: Instant, now: Instant) {
         self.update(id, |entry| {
             entry.broken = 0;
             match entry.reach {
                 Reach::Up => {}
                 Reach::Down { since, .. } | Reach::Ejected { since, .. } if sent <= since => {}
                 _ => {
-                    entry.reach = Reach::Up;
+                    entry.is_up(now);
                     entry.trouble = None;
                 }
             }
@@ -743,8 +745,11 @@ impl Inner {
 }
 
 /// Why a pod that nothing is wrong with has no score.
-fn left_out(tier: Tier) -> Option<String> {
+fn left_out(tier: Tier, view: &PodView) -> Option<String> {
     match tier {
+        Tier::Fresh | Tier::Unknown if view.share.is_some() => {
+            Some("it has come back just now, and gets its share bit by bit".into())
+        }
         Tier::Saturated => Some("it is at its limit and takes no more requests for now".into()),
         Tier::Unknown | Tier::UnknownElsewhere => {
             Some("its load is unknown: pods that told theirs come first".into())

@@ -172,7 +172,7 @@ pub async fn exchange(
         }
         let failure = match sent {
             Ok(answer) if answer.trouble.is_none() => {
-                pool.served(place.pod.id, answer.sent);
+                pool.served(place.pod.id, answer.sent, Instant::now());
                 let granted = (place, explained, queued);
                 let early = watch.early();
                 return pass(answer, granted, tried.len(), request, early, client, worker).await;

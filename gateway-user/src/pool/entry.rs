@@ -14,7 +14,7 @@ use crate::config;
 use crate::observe::EngineKind;
 use crate::observe::events::Observation;
 use crate::schedule::prefix::Slot;
-use crate::schedule::{AdapterFit, Others, PodView, Signals};
+use crate::schedule::{AdapterFit, Others, PodView, Signals, ramp};
 
 #[derive(Debug)]
 pub(super) struct Entry {
@@ -44,6 +44,8 @@ pub(super) struct Entry {
     pub(super) stranger: Option<String>,
     pub(super) reach: Reach,
     pub(super) trouble: Option<String>,
+    /// When it came back, if it has been out.
+    pub(super) back: Option<Instant>,
     /// Requests in a row that broke off before any content.
     pub(super) broken: u32,
     /// The place among requests that no pod had cached, of the last one sent there; 0 is never.
@@ -94,6 +96,7 @@ impl Entry {
             stranger: None,
             reach: Reach::Up,
             trouble: None,
+            back: None,
             broken: 0,
             last_used: 0,
         }
@@ -109,6 +112,7 @@ impl Entry {
             kv_tokens: self.kv_tokens,
             slots: self.slots,
             ready: self.ready(now),
+            share: ramp::share(self.back_for(now)),
             tried: ask.tried.contains(&self.pod.id)
                 || ask.only.is_some_and(|only| only != self.pod.id),
             in_flight: self.pod.in_flight(),
@@ -156,6 +160,25 @@ impl Entry {
             }
     }
 
+    /// How long it has been back, if it has been out.
+    fn back_for(&self, now: Instant) -> Option<Duration> {
+        let back = match self.reach {
+            Reach::Ejected { until, .. } if now >= until => Some(until),
+            _ => self.back,
+        };
+        back.map(|back| now.saturating_duration_since(back))
+    }
+
+    /// It serves, whatever was thought of it.
+    pub(super) fn is_up(&mut self, now: Instant) {
+        self.back = match self.reach {
+            Reach::Up | Reach::Doubtful { .. } => self.back,
+            Reach::Ejected { until, .. } => Some(until.min(now)),
+            Reach::Down { .. } => Some(now),
+        };
+        self.reach = Reach::Up;
+    }
+
     pub(super) fn eject(&mut self, why: &str, silent: bool, now: Instant) {
         let times = match self.reach {
             // Of requests that were under way together each finds the same, once.
@@ -182,10 +205,10 @@ impl Entry {
 
     /// A scrape was answered, whatever the answer. One from another port proves nothing about the port that
     /// serves.
-    pub(super) fn answered(&mut self, same_port: bool) {
+    pub(super) fn answered(&mut self, same_port: bool, now: Instant) {
         match self.reach {
             Reach::Ejected { silent: false, .. } => {}
-            _ if same_port => self.reach = Reach::Up,
+            _ if same_port => self.is_up(now),
             _ => {}
         }
     }

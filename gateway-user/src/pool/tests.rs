@@ -136,7 +136,7 @@ fn pauses_double_only_from_one_to_the_next() {
     }
     assert_eq!(pool.pods()[0].failures(), 350);
     // Once it has served, the count begins anew.
-    pool.served(id(&pool, 0), now);
+    pool.served(id(&pool, 0), now, now);
     pool.eject(id(&pool, 0), "gone", false, now);
     assert!(ready(&pool, 0, now + 500 * MS));
 }
@@ -174,9 +174,9 @@ fn only_a_newer_request_shows_that_a_pod_serves_again() {
     for put_out in out {
         put_out(&pool, start + 10 * MS);
         // Taken before it began to drain, and answered only now.
-        pool.served(id(&pool, 0), start + 9 * MS);
+        pool.served(id(&pool, 0), start + 9 * MS, start + 20 * MS);
         assert!(!ready(&pool, 0, start + 20 * MS));
-        pool.served(id(&pool, 0), start + 11 * MS);
+        pool.served(id(&pool, 0), start + 11 * MS, start + 20 * MS);
         assert!(ready(&pool, 0, start + 20 * MS));
         assert_eq!(status(&pool, 0, start + 20 * MS).trouble, None);
     }
@@ -192,6 +192,69 @@ fn a_failed_request_does_not_shorten_what_a_scrape_has_found() {
 }
 
 #[test]
+fn a_pod_that_comes_back_gets_its_share_bit_by_bit() {
+    let second = Duration::from_secs(1);
+    let start = Instant::now();
+    let share = |pool: &Pool, now| status(pool, 1, now).view.share;
+    // From one that has always been there, whether it was asleep, down, or put out by a request.
+    type Step = fn(&Pool, Instant);
+    let asleep = |pool: &Pool, now| {
+        pool.observed(id(pool, 1), Reading { asleep: true, ..idle() }, now);
+    };
+    let down = |pool: &Pool, now| {
+        pool.unobserved(id(pool, 1), &failure(Cause::Refused), now);
+    };
+    let ejected = |pool: &Pool, now| pool.eject(id(pool, 1), "why", false, now);
+    let told = |pool: &Pool, now| {
+        pool.observed(id(pool, 1), idle(), now);
+    };
+    let served = |pool: &Pool, now| pool.served(id(pool, 1), now, now);
+    // How it goes out, what happens after 5 s, and how long it has been back then.
+    let table: [(&str, Step, Step, Duration); 4] = [
+        ("asleep", asleep, told, Duration::ZERO),
+        ("down", down, told, Duration::ZERO),
+        // Tried again after half a second.
+        ("put out", ejected, told, 4500 * MS),
+        ("put out, and has served", ejected, served, 4500 * MS),
+    ];
+    for (name, out, back, already) in table {
+        let pool = pool(2, "    weights: {queue: 2}");
+        for number in 0..2 {
+            pool.observed(id(&pool, number), idle(), start);
+        }
+        assert_eq!(share(&pool, start), None, "{name}: it was never out");
+        out(&pool, start);
+        let now = start + 5 * second;
+        pool.observed(id(&pool, 0), idle(), now);
+        back(&pool, now);
+        assert_eq!(share(&pool, now), schedule::ramp::share(Some(already)), "{name}");
+        assert!(share(&pool, now).is_some_and(|share| share < 0.5), "{name}");
+        // It has nothing in flight, and gets one request; the others go to the one that is busy.
+        let places: Vec<_> = (0..4).map(|_| pick(&pool, now).unwrap()).collect();
+        let given = |number| places.iter().filter(|of| of.pod.id == id(&pool, number)).count();
+        assert!(given(1) <= 2, "{name}: {}", given(1));
+        assert!(given(0) >= 2, "{name}");
+        let settled = now + 10 * second;
+        assert_eq!(share(&pool, settled), None, "{name}");
+    }
+}
+
+#[test]
+fn pods_that_are_all_just_back_take_everything() {
+    let pool = pool(2, "");
+    let now = Instant::now();
+    for number in 0..2 {
+        pool.unobserved(id(&pool, number), &failure(Cause::Refused), now);
+        pool.observed(id(&pool, number), idle(), now);
+    }
+    let places: Vec<_> = (0..40).map(|_| pick(&pool, now).unwrap()).collect();
+    for number in 0..2 {
+        let given = places.iter().filter(|of| of.pod.id == id(&pool, number)).count();
+        assert!(given >= 10, "{number}: {given}");
+    }
+}
+
+#[test]
 fn three_broken_requests_in_a_row_put_a_pod_out_unless_it_is_the_last() {
     let pool = pool(2, "");
     let now = Instant::now();
@@ -201,7 +264,7 @@ fn three_broken_requests_in_a_row_put_a_pod_out_unless_it_is_the_last() {
         }
     };
     broke(0, 2);
-    pool.served(id(&pool, 0), now);
+    pool.served(id(&pool, 0), now, now);
     broke(0, 2);
     assert!(ready(&pool, 0, now), "two in a row, twice");
     broke(0, 1);
@@ -333,7 +396,7 @@ fn a_pod_that_left_the_pool_may_still_report() {
     assert!(!pool.observed(other, idle(), now));
     pool.eject(other, "gone", true, now);
     pool.broke(other, "gone", now);
-    pool.served(other, now);
+    pool.served(other, now, now);
     assert!(ready(&pool, 0, now));
 }
 

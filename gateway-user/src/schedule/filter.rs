@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use super::cost::{Fleet, estimate};
+use super::ramp::Settled;
 use super::{AdapterFit, Candidate, Demand, NoPod, PodView, Policy, Profile, Scorer, Signals};
 
 /// Where a pod stands for one request; the first tier with a pod in it gives the candidates.
@@ -134,11 +135,27 @@ pub(super) fn candidates(
             adapter: pod.adapter,
         });
     }
+    hold_back(pods, candidates);
     match best {
         Tier::NotReady => Err(NoPod::Empty),
         Tier::Tried => Err(NoPod::Exhausted),
         Tier::Saturated => Err(NoPod::Saturated),
         _ => Ok(fleet),
+    }
+}
+
+/// Leaves out those that are just back and have enough for now, unless there are no others.
+fn hold_back(pods: &[PodView], candidates: &mut Vec<Candidate>) {
+    let back =
+        |candidate: &Candidate| pods.get(candidate.index).is_some_and(|pod| pod.share.is_some());
+    if !candidates.iter().any(back) {
+        return;
+    }
+    let Some(settled) = Settled::of(pods) else { return };
+    let hold =
+        |candidate: &Candidate| pods.get(candidate.index).is_some_and(|pod| settled.hold(pod));
+    if !candidates.iter().all(hold) {
+        candidates.retain(|candidate| !hold(candidate));
     }
 }
 
@@ -258,6 +275,30 @@ mod tests {
             let outcome = candidates(&pods, &Demand::default(), &profile(), &mut found);
             let places: Vec<usize> = found.iter().map(|candidate| candidate.index).collect();
             assert_eq!(outcome.map(|_| places), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn pods_that_are_just_back_come_behind_the_others_when_they_have_enough() {
+        let back = |in_flight| PodView { share: Some(0.1), in_flight, ..idle() };
+        let busy = |in_flight| PodView { in_flight, ..idle() };
+        let elsewhere = |pod| PodView { adapter: AdapterFit::Absent, ..pod };
+        let tried = |pod| PodView { tried: true, ..pod };
+        let table = [
+            ("below its share", vec![busy(40), back(3)], vec![0, 1]),
+            ("at its share", vec![busy(40), back(4)], vec![0]),
+            ("all are just back", vec![back(400), back(4)], vec![0, 1]),
+            ("the others are full", vec![busy(5000), back(1000)], vec![1]),
+            ("the others have been tried", vec![tried(busy(40)), back(4)], vec![1]),
+            // A pod without the adapter may answer 404, and that is worse.
+            ("the others lack the adapter", vec![elsewhere(busy(40)), back(4)], vec![1]),
+            ("one has its share", vec![busy(40), busy(40), back(4), back(3)], vec![0, 1, 3]),
+        ];
+        let mut found = Vec::new();
+        for (name, pods, expected) in table {
+            candidates(&pods, &Demand::default(), &profile(), &mut found).unwrap();
+            let places: Vec<usize> = found.iter().map(|candidate| candidate.index).collect();
+            assert_eq!(places, expected, "{name}");
         }
     }
 

@@ -25,6 +25,7 @@ pub mod filter;
 pub mod ledger;
 pub mod picker;
 pub mod prefix;
+pub mod ramp;
 pub mod scorers;
 pub mod speed;
 pub mod view;

@@ -357,13 +357,16 @@ fn any_pod() -> impl Strategy<Value = PodView> {
         prop::option::of(any_u32()),
         any::<u64>(),
         prop::option::of((any_u32(), any_u32())),
+        prop::option::of(any::<f32>()),
     );
     (place, any_signals(), prop::option::of(any_age()), (own, others), speed, sizes).prop_map(
         |((ready, tried, adapter, session), signals, age, (own, others), speed, sizes)| {
-            let (in_flight, cached_tokens, kv_tokens, slots, last_used, context_range) = sizes;
+            let (in_flight, cached_tokens, kv_tokens, slots, last_used, context_range, share) =
+                sizes;
             PodView {
                 key: last_used,
                 ready,
+                share,
                 tried,
                 in_flight,
                 own,

@@ -62,6 +62,8 @@ pub struct PodView {
     pub key: u64,
     /// It may be given requests at all: reachable and not draining.
     pub ready: bool,
+    /// What it may have of what other pods have, as it has just come back; `None`: all of that, and more.
+    pub share: Option<f32>,
     /// This request has been tried there and failed.
     pub tried: bool,
     /// Requests that this gateway has in flight there.
