@@ -324,7 +324,12 @@ impl Pool {
         self.retries.lock().began(self.since_epoch(now));
     }
 
-    /// Whether a request that a pod has failed may go to another one, within `budget`; it counts as if it did.
+    /// A request that a pod has failed goes to another one.
+    pub fn retried(&self, now: Instant) {
+        self.retries.lock().retried(self.since_epoch(now));
+    }
+
+    /// Whether a request that a pod has failed may go to another one, within `budget`.
     pub fn may_retry(&self, budget: RetryBudget, now: Instant) -> bool {
         let in_flight = |entry: &Entry| entry.pod.in_flight();
         let in_flight = self.inner.lock().pods.iter().map(in_flight).fold(0, u32::saturating_add);

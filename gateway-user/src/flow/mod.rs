@@ -207,6 +207,9 @@ pub async fn exchange(
             && (is_refused || pool.may_retry(limits.retry_budget, Instant::now()));
         let none = match may_retry.then(|| reserve(pool, &request, &tried, worker)) {
             Some(Ok(next)) => {
+                if !is_refused {
+                    pool.retried(Instant::now());
+                }
                 // The place at the pod that failed is given back here.
                 (place, explained) = next;
                 continue;

@@ -31,9 +31,14 @@ impl Retries {
         second.requests = second.requests.saturating_add(1);
     }
 
-    /// Whether one that has failed may be sent to another pod, and counts it then. `in_flight`: requests that the pool
-    /// has.
-    pub(super) fn allow(&mut self, budget: RetryBudget, in_flight: u32, at: Duration) -> bool {
+    /// Counts one that is sent to another pod.
+    pub(super) fn retried(&mut self, at: Duration) {
+        let second = self.second(at);
+        second.retries = second.retries.saturating_add(1);
+    }
+
+    /// Whether one more may be. `in_flight`: requests that the pool has.
+    pub(super) fn allow(&self, budget: RetryBudget, in_flight: u32, at: Duration) -> bool {
         let now = at.as_secs();
         let recent = self.seconds.iter().filter(|second| now.saturating_sub(second.number) < SPAN);
         let (requests, retries) = recent.fold((0_u32, 0_u32), |(requests, retries), second| {
@@ -42,12 +47,7 @@ impl Retries {
         let share = f64::from(budget.ratio) * f64::from(requests.max(in_flight));
         let least = f64::from(budget.min_per_second) * SPAN as f64;
         // Of a share such as 0.1, ten are one.
-        let allowed = f64::from(retries) + 1.0 <= share + least + ROUNDING;
-        if allowed {
-            let second = self.second(at);
-            second.retries = second.retries.saturating_add(1);
-        }
-        allowed
+        f64::from(retries) + 1.0 <= share + least + ROUNDING
     }
 
     fn second(&mut self, at: Duration) -> &mut Second {
@@ -82,7 +82,14 @@ mod tests {
             retries.began(Duration::ZERO);
         }
         let at = at.iter().map(|second| Duration::from_secs(*second));
-        at.map(|at| retries.allow(budget, in_flight, at)).collect()
+        at.map(|at| {
+            let allowed = retries.allow(budget, in_flight, at);
+            if allowed {
+                retries.retried(at);
+            }
+            allowed
+        })
+        .collect()
     }
 
     #[test]
@@ -132,8 +139,10 @@ mod tests {
         let budget = RetryBudget { ratio: 1.0, min_per_second: 0 };
         retries.began(Duration::from_secs(11));
         retries.began(Duration::from_secs(1));
-        assert!(retries.allow(budget, 0, Duration::from_secs(10)));
-        assert!(retries.allow(budget, 0, Duration::from_secs(11)));
+        for second in [10, 11] {
+            assert!(retries.allow(budget, 0, Duration::from_secs(second)));
+            retries.retried(Duration::from_secs(second));
+        }
         assert!(!retries.allow(budget, 0, Duration::from_secs(12)));
     }
 }
