@@ -233,6 +233,9 @@ impl Pool {
         if let Some(exchange) = exchange {
             exchange.set_pods(pods.iter().map(|entry| entry.pod.key));
         }
+        if settings.health.is_none() {
+            inner.pods.iter_mut().for_each(|entry| entry.checked(None, now));
+        }
         self.settings.store(Arc::new(settings));
         drop(inner);
         self.queue.freed();
@@ -609,6 +612,20 @@ impl Pool {
             lost.reach
         });
         lost
+    }
+
+    /// A pod's health checks amount to this. Returns whether it may be given requests now and was not before, or the
+    /// other way round.
+    pub fn checked(&self, id: PodId, health: Result<(), String>, now: Instant) -> bool {
+        let changed = self.update(id, |entry| {
+            let was_ready = entry.ready(now);
+            entry.checked(Some(health), now);
+            was_ready != entry.ready(now)
+        });
+        if changed {
+            self.queue.freed();
+        }
+        changed
     }
 
     /// A request failed at a pod in a way that the next one would too. `silent`: nothing listened there, so

@@ -12,10 +12,11 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::auth::PodKey;
-use crate::config::MetricsSource;
+use crate::config::{HealthCheck, MetricsSource};
 use crate::gateway::Gateway;
 use crate::metrics::ScrapeFailure;
 use crate::observe::events::{self, CacheSink};
+use crate::observe::health::{self, Finding, Patient};
 use crate::observe::{self, Cause, EngineKind, Failure, Models, Reading, Sink, Target};
 use crate::pool::{Pod, PodId, Pool, Settings};
 
@@ -31,7 +32,9 @@ pub struct Watchers {
 struct Watching {
     source: MetricsSource,
     api_key: Option<Arc<PodKey>>,
+    health: Option<HealthCheck>,
     metrics: Option<AbortHandle>,
+    checks: Option<AbortHandle>,
     events: Option<AbortHandle>,
 }
 
@@ -64,10 +67,13 @@ impl Watchers {
             let settings = pool.settings();
             for pod in pool.pods() {
                 let (source, api_key) = (settings.source.clone(), settings.api_key.clone());
+                let health = settings.health.clone();
                 let mut watching = before.remove(&pod.id).unwrap_or_else(|| Watching {
                     source: source.clone(),
                     api_key: api_key.clone(),
+                    health: health.clone(),
                     metrics: None,
+                    checks: None,
                     events: self.follow_events(pool, &settings, &pod),
                 });
                 let same_key =
@@ -75,14 +81,21 @@ impl Watchers {
                 if watching.source != source || !same_key {
                     watching.metrics.take().inspect(AbortHandle::abort);
                 }
+                if watching.health != health || !same_key {
+                    watching.checks.take().inspect(AbortHandle::abort);
+                }
+                if watching.checks.is_none() {
+                    watching.checks = self.check_health(pool, &settings, &pod);
+                }
                 if watching.metrics.is_none() {
                     watching.metrics = self.follow_metrics(pool, &settings, &pod);
                 }
-                running.insert(pod.id, Watching { source, api_key, ..watching });
+                running.insert(pod.id, Watching { source, api_key, health, ..watching });
             }
         }
         for gone in before.into_values() {
             gone.metrics.inspect(AbortHandle::abort);
+            gone.checks.inspect(AbortHandle::abort);
             gone.events.inspect(AbortHandle::abort);
         }
         self.changed.notify_one();
@@ -105,6 +118,40 @@ impl Watchers {
             changed: Rc::clone(&self.changed),
         };
         let task = spawn_local(observe::watch(target.ok()?, sink, fastrand::Rng::new()));
+        Some(task.abort_handle())
+    }
+
+    /// Asks a pod whether it is well, if that is wanted.
+    fn check_health(
+        &self,
+        pool: &Arc<Pool>,
+        settings: &Settings,
+        pod: &Arc<Pod>,
+    ) -> Option<AbortHandle> {
+        let check = settings.health.as_ref()?;
+        let patient = Patient::new(pod.address, check, settings.api_key.clone(), pod.tls.clone());
+        let patient = patient.inspect_err(
+            |error| warn!(pool = %pool.name, pod = %pod.name, "its health cannot be checked: {error}"),
+        );
+        let (pool, pod, changed) = (Arc::clone(pool), Arc::clone(pod), Rc::clone(&self.changed));
+        let path = check.path.clone();
+        let mut why = String::new();
+        let tell = move |Finding { failed, is_well }: Finding| {
+            if let Some(cause) = failed {
+                pool.metrics.health_check_failures.inc();
+                why = format!("its health check, {path}, fails: {cause}");
+            }
+            let health = if is_well { Ok(()) } else { Err(why.clone()) };
+            if !pool.checked(pod.id, health, Instant::now()) {
+                return;
+            }
+            match is_well {
+                true => info!(pool = %pool.name, pod = %pod.name, "the pod is well again"),
+                false => warn!(pool = %pool.name, pod = %pod.name, "the pod is not well: {why}"),
+            }
+            changed.notify_one();
+        };
+        let task = spawn_local(health::watch(patient.ok()?, tell, fastrand::Rng::new()));
         Some(task.abort_handle())
     }
 

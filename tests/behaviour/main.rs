@@ -29,6 +29,7 @@ mod events;
 mod exchange;
 mod flows;
 mod framing;
+mod health;
 mod herding;
 mod hostile;
 mod http;

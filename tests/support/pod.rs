@@ -30,6 +30,30 @@ struct Own {
     /// What it wants in `Authorization`, if anything.
     wants: Mutex<Option<String>>,
     asked: AtomicU64,
+    pages: Mutex<Pages>,
+    health_asked: AtomicU64,
+}
+
+/// How it answers to what it is asked about itself.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pages {
+    health: Page,
+    metrics: Page,
+}
+
+/// How a page is answered.
+#[derive(Clone, Copy, Debug)]
+pub enum Page {
+    /// With this status.
+    Status(u16),
+    /// Not at all.
+    Silent,
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Self::Status(200)
+    }
 }
 
 /// What its metrics say.
@@ -91,6 +115,21 @@ impl RawPod {
     pub fn want_key(&self, key: &str) {
         let wanted = Some(format!("Bearer {key}"));
         *self.own.wants.lock().unwrap_or_else(PoisonError::into_inner) = wanted;
+    }
+
+    /// Has it answer `/health` so from now on.
+    pub fn health(&self, page: Page) {
+        self.own.pages.lock().unwrap_or_else(PoisonError::into_inner).health = page;
+    }
+
+    /// Has it answer `/metrics` so from now on.
+    pub fn metrics(&self, page: Page) {
+        self.own.pages.lock().unwrap_or_else(PoisonError::into_inner).metrics = page;
+    }
+
+    /// How often it was asked whether it is well.
+    pub fn health_asked(&self) -> u64 {
+        self.own.health_asked.load(Ordering::Relaxed)
     }
 
     /// How often it was asked for its metrics and models.
@@ -204,7 +243,25 @@ fn serve(mut stream: TcpStream, pod: &Arc<Own>, next: &Sender<Taken>) {
         let Some((head, body)) = request(&mut stream, &mut buffer) else { return };
         let signals = *pod.signals.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = pod.wants.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let page = own_page(&head, signals).map(|page| match &wanted {
+        let pages = *pod.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_health = head.starts_with("GET /health ");
+        pod.health_asked.fetch_add(is_health.into(), Ordering::Relaxed);
+        let told = match (is_health, head.starts_with("GET /metrics ")) {
+            (true, _) => Some((pages.health, Some(answer(200, "", "")))),
+            (_, true) => Some((pages.metrics, own_page(&head, signals))),
+            _ => None,
+        };
+        let page = match told {
+            Some((Page::Silent, _)) => {
+                // Until the gateway has had enough of it.
+                let _ = stream.read(&mut [0; 16]);
+                return;
+            }
+            Some((Page::Status(200), page)) => page,
+            Some((Page::Status(status), _)) => Some(answer(status, "", "")),
+            None => own_page(&head, signals),
+        };
+        let page = page.map(|page| match &wanted {
             Some(wanted) if header(&head, "authorization") != Some(wanted) => {
                 answer(401, "", "{\"error\":\"Unauthorized\"}")
             }

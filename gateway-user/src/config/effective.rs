@@ -356,6 +356,7 @@ impl Builder<'_> {
                 admission_wait: scheduler.saturation.wait.0,
                 pods: self.pods(&scheduler, &path),
                 metrics: self.metrics(&scheduler, &path.field("metrics")),
+                health: self.health_check(&scheduler, &path),
                 tls: self.pod_tls(&scheduler, &path),
                 kv_events: scheduler.kv_events.map(|events| {
                     let document::KvEvents { port, topic, replay_port } = events;

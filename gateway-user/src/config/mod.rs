@@ -374,8 +374,25 @@ pub struct Scheduler {
     pub metrics: MetricsSource,
     /// Where they publish their KV events, if they do.
     pub kv_events: Option<EventSource>,
+    /// How they are asked whether they are well. Default: they are not.
+    pub health: Option<HealthCheck>,
     /// How they speak TLS. Default: they do not.
     pub tls: Option<PodTls>,
+}
+
+/// How pods are asked whether they are well.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HealthCheck {
+    /// The path. Default `/health`.
+    pub path: String,
+    /// From one check to the next. Default 5 s.
+    pub interval: Duration,
+    /// For the whole answer. Default 2 s.
+    pub timeout: Duration,
+    /// Checks in a row that must fail for a pod to get no more requests. Default 3.
+    pub unhealthy_after: u32,
+    /// Checks in a row that must succeed for it to get some again. Default 2.
+    pub healthy_after: u32,
 }
 
 /// TLS to the pods of a pool.

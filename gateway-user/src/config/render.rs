@@ -2,7 +2,7 @@
 //! configuration.
 
 use super::document::{
-    Admin, ApiVersion, AppProtocol, Bbr, Certificate, Debugging, Exchange, FlowPath,
+    Admin, ApiVersion, AppProtocol, Bbr, Certificate, Debugging, Exchange, FlowPath, HealthCheck,
     InferenceGatewayConfig, Kernel, Kind, KvEvents, Limits, Listener, Metadata, Metrics, Mode, Pod,
     PodTls, RetryBudget, SaturationLimits, Scheduler, Spec, Tls, VirtualAddress,
 };
@@ -149,6 +149,7 @@ fn scheduler(scheduler: &super::Scheduler) -> Scheduler {
             None => AppProtocol::Http,
             Some(_) => AppProtocol::Https,
         },
+        health_check: scheduler.health.as_ref().map(health_check),
         tls: scheduler.tls.as_ref().map(pod_tls),
         metrics: metrics(&scheduler.metrics),
         kv_events: scheduler.kv_events.as_ref().map(|events| {
@@ -189,6 +190,18 @@ fn pod(pod: &super::Pod) -> Pod {
         name: Some(name.clone()),
         gpu: gpu.clone(),
         context_length_range: context_range.map(|(least, most)| format!("{least}-{most}")),
+    }
+}
+
+fn health_check(check: &super::HealthCheck) -> HealthCheck {
+    let super::HealthCheck { path, interval, timeout, unhealthy_after, healthy_after } =
+        check.clone();
+    HealthCheck {
+        path,
+        interval: KubeDuration(interval),
+        timeout: KubeDuration(timeout),
+        unhealthy_after,
+        healthy_after,
     }
 }
 

@@ -132,7 +132,8 @@ fn pool_level(
     for (name, usage) in &usage {
         family.add(&[name], &ConstGauge::new(usage.bytes as u64))?;
     }
-    writer.each_by(&metric::POOL_SCRAPE_FAILURES, pools, |pool| &pool.scrape_failures)
+    writer.each_by(&metric::POOL_SCRAPE_FAILURES, pools, |pool| &pool.scrape_failures)?;
+    writer.each(&metric::POOL_HEALTH_CHECK_FAILURES, pools, |pool| &pool.health_check_failures)
 }
 
 fn gateway_level(

@@ -115,6 +115,8 @@ describe! {
     POOL_PREFIX_BYTES: Gauge "pool_prefix_index_bytes" ["pool"];
     /// Scrapes of pods' metrics that told nothing, by why.
     POOL_SCRAPE_FAILURES: Counter "pool_scrape_failures" ["pool", "reason"];
+    /// Health checks of pods that failed, where healthCheck wants them.
+    POOL_HEALTH_CHECK_FAILURES: Counter "pool_health_check_failures" ["pool"];
 
     /// Mean share of KV cache in use over the pods that tell it, 0 to 1.
     GATEWAY_KV: Gauge "gateway_kv_cache_usage_ratio" [];

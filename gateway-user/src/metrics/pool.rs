@@ -41,6 +41,8 @@ pub struct PoolMetrics {
     pub(super) prefix_cached: Counter,
     prefix_index: RwLock<Option<Arc<Index>>>,
     pub(super) scrape_failures: ByLabel<ScrapeFailure, Counter>,
+    /// Health checks that failed.
+    pub health_check_failures: Counter,
     pub(super) direct: OnceLock<Direct>,
     pub(super) events: OnceLock<EventMetrics>,
     pub(super) peers: OnceLock<Gauge>,
@@ -85,6 +87,7 @@ impl PoolMetrics {
             prefix_cached: Counter::default(),
             prefix_index: RwLock::default(),
             scrape_failures: ByLabel::default(),
+            health_check_failures: Counter::default(),
             direct: OnceLock::new(),
             events: OnceLock::new(),
             peers: OnceLock::new(),

@@ -7,6 +7,7 @@
 //! - [`exposition`]: bytes of Prometheus text become samples.
 //! - [`engines`]: the samples of each kind of model server become one [`Reading`].
 //! - [`models`]: the list of models becomes one [`Models`].
+//! - [`health`]: a page of the pod's may be asked besides whether it is well.
 //! - [`events`]: beside all this, pods may publish each change of their prefix caches.
 //!
 //! Everything ends in a [`Sink`], which the pool's state implements. What a pod's silence means for
@@ -19,6 +20,7 @@ mod pace;
 pub mod engines;
 pub mod events;
 pub mod exposition;
+pub mod health;
 pub mod models;
 pub mod scraper;
 

@@ -40,6 +40,8 @@ pub(super) struct Entry {
     /// Sequences that may run at once.
     pub(super) slots: Option<u32>,
     pub(super) asleep: bool,
+    /// It is well by its own account, where it is asked; or why it is not.
+    pub(super) health: Option<Result<(), String>>,
     /// It serves another model than the pool's.
     pub(super) stranger: Option<String>,
     pub(super) reach: Reach,
@@ -93,6 +95,7 @@ impl Entry {
             slot: cache.index.join(capacity),
             slots: None,
             asleep: false,
+            health: None,
             stranger: None,
             reach: Reach::Up,
             trouble: None,
@@ -153,6 +156,7 @@ impl Entry {
 
     pub(super) fn ready(&self, now: Instant) -> bool {
         !self.asleep
+            && !self.is_ill()
             && match self.reach {
                 Reach::Up | Reach::Doubtful { .. } => true,
                 Reach::Down { .. } => false,
@@ -179,6 +183,24 @@ impl Entry {
         self.reach = Reach::Up;
     }
 
+    /// It says that it is not well.
+    fn is_ill(&self) -> bool {
+        matches!(self.health, Some(Err(_)))
+    }
+
+    /// Takes what its health checks amount to; none where there are none any more.
+    pub(super) fn checked(&mut self, health: Option<Result<(), String>>, now: Instant) {
+        let was_ill = self.is_ill();
+        self.health = health;
+        if was_ill && !self.is_ill() {
+            self.back = Some(now);
+        }
+        // It has answered at the port that serves, whatever comes of its metrics.
+        if self.health == Some(Ok(())) && matches!(self.reach, Reach::Down { .. }) {
+            self.is_up(now);
+        }
+    }
+
     pub(super) fn eject(&mut self, why: &str, silent: bool, now: Instant) {
         let times = match self.reach {
             // Of requests that were under way together each finds the same, once.
@@ -200,7 +222,7 @@ impl Entry {
 
     /// It may be alive, though its metrics did not come several times in a row.
     pub(super) fn is_silent(&self) -> bool {
-        !self.asleep && matches!(self.reach, Reach::Down { silent: true, .. })
+        !self.asleep && !self.is_ill() && matches!(self.reach, Reach::Down { silent: true, .. })
     }
 
     /// A scrape was answered, whatever the answer. One from another port proves nothing about the port that
@@ -215,6 +237,10 @@ impl Entry {
 
     /// A scrape was not answered, though something may listen.
     pub(super) fn missed(&mut self, now: Instant) {
+        // Where it is asked whether it is well, scrapes tell its load and no more.
+        if self.health == Some(Ok(())) {
+            return;
+        }
         let misses = match self.reach {
             Reach::Up => 1,
             Reach::Doubtful { misses } => misses.saturating_add(1),
@@ -241,6 +267,9 @@ impl Entry {
     }
 
     pub(super) fn trouble(&self, now: Instant) -> Option<String> {
+        if let Some(Err(why)) = &self.health {
+            return Some(why.clone());
+        }
         match (&self.trouble, self.reach) {
             (Some(trouble), Reach::Ejected { until, .. }) if now < until => Some(format!(
                 "{trouble}; no requests for another {} ms",

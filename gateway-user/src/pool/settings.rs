@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::auth::PodKey;
-use crate::config::{self, EventSource, MetricsSource, Scheduler};
+use crate::config::{self, EventSource, HealthCheck, MetricsSource, Scheduler};
 use crate::schedule::{Profile, Scorer};
 use crate::tls::PodTls;
 
@@ -21,6 +21,8 @@ pub struct Settings {
     pub kv_events: Option<EventSource>,
     /// The key that the pods want, if they want one.
     pub api_key: Option<Arc<PodKey>>,
+    /// How the pods are asked whether they are well, if they are.
+    pub health: Option<HealthCheck>,
     /// How the pods speak TLS, if they do.
     pub tls: Option<Arc<PodTls>>,
     pub(super) profile: Profile,
@@ -49,6 +51,7 @@ impl Settings {
             source: scheduler.metrics.clone(),
             kv_events: scheduler.kv_events.clone(),
             api_key: scheduler.api_key_file.as_deref().map(key),
+            health: scheduler.health.clone(),
             tls: scheduler.tls.as_ref().map(tls),
             profile: Profile {
                 policy: scheduler.policy.clone(),

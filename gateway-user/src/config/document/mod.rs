@@ -35,7 +35,7 @@ pub use self::scheduler::{
     Pod, Requirement, Scheduler,
 };
 pub use self::status::{Condition, SchedulerStatus, Status};
-pub use self::upstream::{PodTls, RetryBudget};
+pub use self::upstream::{HealthCheck, PodTls, RetryBudget};
 use super::units::{Block, KubeDuration, Size};
 use super::{KernelLog, Protocol, Steering};
 

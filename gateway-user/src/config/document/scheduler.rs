@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Opaque;
 use super::policy::{SaturationLimits, WeightMap};
-use super::upstream::PodTls;
+use super::upstream::{HealthCheck, PodTls};
 use crate::config::RateLimits;
 use crate::config::units::KubeDuration;
 
@@ -62,6 +62,10 @@ pub struct Scheduler {
     /// Where pods' metrics are read.
     #[serde(default)]
     pub metrics: Metrics,
+    /// A page of each pod's that is asked for besides its metrics, and that tells whether it is well by answering with
+    /// success. Without it, a pod is out when nothing listens, its metrics time out, or its answers to requests say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<HealthCheck>,
     /// Where pods tell of each change of their prefix caches (vLLM, SGLang: `--kv-events-config`). Without it, what
     /// they hold is guessed from what was sent to them.
     #[serde(default, skip_serializing_if = "Option::is_none")]

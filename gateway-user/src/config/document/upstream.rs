@@ -1,7 +1,11 @@
 //! How pods are spoken to, beyond their addresses.
 
+use std::time::Duration;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::config::units::KubeDuration;
 
 /// TLS to the pods of a pool, with `appProtocol: https`. The files are read again when they change; connections keep what
 /// they were made with.
@@ -51,5 +55,39 @@ pub struct RetryBudget {
 impl Default for RetryBudget {
     fn default() -> Self {
         Self { ratio: 0.5, min_per_second: 10 }
+    }
+}
+
+/// How pods are asked whether they are well.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct HealthCheck {
+    /// The path, at the port for requests. vLLM's `/health` says nothing of a shutdown under way; SGLang's
+    /// `/health_generate` has the engine make a token.
+    #[schemars(length(min = 1, max = 1024), extend("format" = "path"))]
+    pub path: String,
+    /// From one check to the next; up to a tenth less, by lot.
+    #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "1h"))]
+    pub interval: KubeDuration,
+    /// For the whole answer, connecting included; not above `interval`.
+    #[schemars(extend("x-minimum" = "10ms", "x-maximum" = "1m"))]
+    pub timeout: KubeDuration,
+    /// Checks in a row that must fail for a pod to get no more requests.
+    #[schemars(range(min = 1, max = 100))]
+    pub unhealthy_after: u32,
+    /// Checks in a row that must succeed for it to get some again.
+    #[schemars(range(min = 1, max = 100))]
+    pub healthy_after: u32,
+}
+
+impl Default for HealthCheck {
+    fn default() -> Self {
+        Self {
+            path: "/health".into(),
+            interval: KubeDuration(Duration::from_secs(5)),
+            timeout: KubeDuration(Duration::from_secs(2)),
+            unhealthy_after: 3,
+            healthy_after: 2,
+        }
     }
 }

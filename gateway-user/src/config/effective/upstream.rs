@@ -5,7 +5,7 @@ use rustls::pki_types::ServerName;
 use super::Builder;
 use crate::config::document::{self, AppProtocol, Mode};
 use crate::config::error::{Path, quoted};
-use crate::config::{Certificate, PodTls, RetryBudget};
+use crate::config::{Certificate, HealthCheck, PodTls, RetryBudget};
 
 pub(super) fn retry_budget(budget: document::RetryBudget) -> RetryBudget {
     let document::RetryBudget { ratio, min_per_second } = budget;
@@ -56,6 +56,28 @@ impl Builder<'_> {
             server_name,
             insecure_skip_verify,
             certificate: self.client_certificate(scheduler.tls.as_ref(), &tls),
+        })
+    }
+
+    /// How the pods of a scheduler at `path` are asked whether they are well, if they are.
+    pub(super) fn health_check(
+        &mut self,
+        scheduler: &document::Scheduler,
+        path: &Path,
+    ) -> Option<HealthCheck> {
+        let path = path.field("healthCheck");
+        let document::HealthCheck { path: page, interval, timeout, unhealthy_after, healthy_after } =
+            scheduler.health_check.clone()?;
+        if timeout > interval {
+            let text = format!("{timeout} is above interval, {interval}");
+            self.fail(&path.field("timeout"), std::slice::from_ref(&path), text);
+        }
+        Some(HealthCheck {
+            path: page,
+            interval: interval.0,
+            timeout: timeout.0,
+            unhealthy_after,
+            healthy_after,
         })
     }
 
