@@ -117,7 +117,9 @@ impl Early {
     pub fn end(self, error: &Value) -> Vec<u8> {
         let Self { unwritten: mut out, chunks, named } = self;
         let event = match named {
-            true => format!("event: error\ndata: {}\n\n", json!({"type": "error", "error": error})),
+            true => {
+                format!("event: error\ndata: {{\"type\":\"error\",\"error\":{error}}}\n\n")
+            }
             false => format!("data: {}\n\n", json!({"error": error})),
         };
         put(&mut out, event.as_bytes(), chunks);
@@ -290,11 +292,11 @@ mod tests {
         assert_eq!(text(early(false, false)), "restdata: {\"error\":{\"code\":1}}\n\n");
         assert_eq!(
             text(early(true, false)),
-            "rest1b\r\ndata: {\"error\":{\"code\":1}}\n\n\r\n0\r\n\r\n"
+            "rest1c\r\ndata: {\"error\":{\"code\":1}}\n\n\r\n0\r\n\r\n"
         );
         assert_eq!(
             text(early(false, true)),
-            "restevent: error\ndata: {\"error\":{\"code\":1},\"type\":\"error\"}\n\n"
+            "restevent: error\ndata: {\"type\":\"error\",\"error\":{\"code\":1}}\n\n"
         );
     }
 }
