@@ -26,7 +26,7 @@ use crate::listen::Worker;
 use crate::pool::Pool;
 use crate::request::body::{Body, Unread, read_body};
 use crate::request::head::{self, Head, Method, Version};
-use crate::request::rewrite;
+use crate::request::rewrite::{self, UsageWish};
 use crate::request::scan::Fields;
 use crate::responses::Found;
 use crate::route::{self, Deployment, Target};
@@ -354,9 +354,10 @@ async fn inference(
     let prompt = target.pool.read_prompt(readable, &fields.prompt, adapter);
     let is_json = rewrite::is_json(readable);
     let unnamed = deployment.is_some() && fields.model.is_none() && is_json;
+    let wish = rewrite::usage_wish(readable, &fields);
     let strips_usage = worker.gateway.config().include_usage
         && fields.stream
-        && fields.include_usage != Some(true)
+        && matches!(wish, UsageWish::No | UsageWish::Unsaid)
         && route::streams_usage(&route::unescape(&head.path))
         && is_json;
     let mut forward = head.forward.clone();
@@ -404,8 +405,10 @@ async fn inference(
         pin,
         owner: asked.owner(),
         is_stored: route::unescape(&head.path).trim_end_matches('/').ends_with("/responses"),
+        background: fields.background,
         is_again: false,
         strips_usage,
+        usage_unsaid: wish == UsageWish::Unsaid,
         keep_alive: keep_alive_comments(head, &fields, worker),
         for_kernel: client.stream.for_kernel().is_ok() && !strips_usage,
         upgrades: false,

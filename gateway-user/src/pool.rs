@@ -502,6 +502,12 @@ impl Pool {
         entry.pod.ledger.lock().scraped(&reading.signals, at);
         entry.signals = reading.signals;
         entry.pod.is_split.store(reading.is_split, Ordering::Relaxed);
+        // These take `stream_options` alone for a wish to have it; what is not known may do so as well.
+        let keeps_usage = !matches!(
+            reading.engine,
+            EngineKind::Vllm | EngineKind::TrtllmServe | EngineKind::Unknown
+        );
+        entry.pod.keeps_usage.store(keeps_usage, Ordering::Relaxed);
         entry.kv_tokens = kv_tokens;
         entry.block_size = reading.block_size;
         entry.slots = reading.max_num_seqs;

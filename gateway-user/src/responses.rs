@@ -39,6 +39,8 @@ struct Generations {
 struct Stored {
     pod: PodId,
     owner: Option<Box<str>>,
+    /// Its tokens are still to be counted.
+    owes_usage: bool,
 }
 
 impl Responses {
@@ -58,9 +60,26 @@ impl Responses {
         if young.get(id).or(old.get(id)).is_some_and(|known| known.owner != owner) {
             return;
         }
-        generations.old.remove(id);
-        generations.young.insert(id.into(), Stored { pod, owner });
+        let known = generations.old.remove(id);
+        let known = known.or_else(|| generations.young.remove(id));
+        let owes_usage = known.is_some_and(|known| known.owes_usage);
+        generations.young.insert(id.into(), Stored { pod, owner, owes_usage });
         generations.turn(self.most);
+    }
+
+    /// The response `id` is made in the background: its tokens are not known yet.
+    pub fn owe_usage(&self, id: &str) {
+        if let Some(stored) = self.generations.lock().young.get_mut(id) {
+            stored.owes_usage = true;
+        }
+    }
+
+    /// The tokens of the response `id` are known now: whether they are still to be counted, which is told once.
+    pub fn settle_usage(&self, id: &str) -> bool {
+        let mut generations = self.generations.lock();
+        let Generations { young, old } = &mut *generations;
+        let stored = young.get_mut(id).or_else(|| old.get_mut(id));
+        stored.is_some_and(|stored| std::mem::take(&mut stored.owes_usage))
     }
 
     /// Where the response `id` is, for `owner` to use.
@@ -144,6 +163,20 @@ mod tests {
         assert_eq!(responses.find("resp_1", Some("alice")), Found::At(pods[0].id));
         assert_eq!(responses.find("resp_1", Some("bob")), Found::Others);
         assert_eq!(responses.find("resp_1", None), Found::Others);
+    }
+
+    #[test]
+    fn usage_that_is_owed_is_settled_once() {
+        let pods = pool(1, "").pods();
+        let responses = Responses::default();
+        responses.owe_usage("resp_1");
+        responses.learn("resp_1", pods[0].id, None);
+        assert!(!responses.settle_usage("resp_1"));
+        responses.owe_usage("resp_1");
+        responses.learn("resp_1", pods[0].id, None);
+        assert!(responses.settle_usage("resp_1"));
+        assert!(!responses.settle_usage("resp_1"));
+        assert!(!responses.settle_usage("resp_2"));
     }
 
     #[test]

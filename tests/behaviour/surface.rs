@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluice_tests::client::{Client, chat};
-use sluice_tests::gateway::Gateway;
+use sluice_tests::engine::{Options, Server, Style};
+use sluice_tests::gateway::{Gateway, Plan};
 use sluice_tests::pod::{LAST, RawPod, STREAM, Taken, answer, chunk, plan};
 
 use crate::recorder::Recorder;
@@ -228,6 +229,39 @@ fn what_is_asked_of_a_response_goes_to_the_pod_that_made_it() {
     client.response().assert_error(404, "response_not_found", None);
 }
 
+// Its first answer has no tokens; who asks later how it went, and how often, is nothing that was generated.
+#[test]
+fn a_response_made_in_the_background_is_counted_once() {
+    let pods = RawPod::start_all(2);
+    let gateway = Gateway::start(&plan(&pods));
+    let mut client = Client::connect(gateway.address);
+    let own = "sluice_pool_model_tokens_total{pool=\"pool-0\",model=\"base\",kind=\"generated\"}";
+    let body = |status: &str, usage: &str| {
+        format!("{{\"id\":\"resp_b\",\"status\":\"{status}\",\"output\":[],\"usage\":{usage}}}")
+    };
+    client.post("/v1/responses", &json!({"model": "base", "input": "x", "background": true}));
+    let (index, mut made) = taken(&pods);
+    made.send(answer(200, "", &body("queued", "null")));
+    made.keep();
+    assert_eq!(client.response().status, 200);
+    let usage = r#"{"input_tokens":9,"output_tokens":8}"#;
+    for (status, usage, counted) in [
+        ("in_progress", "null", 0.0),
+        // Not final: more may come.
+        ("in_progress", usage, 0.0),
+        ("completed", usage, 8.0),
+        ("completed", usage, 8.0),
+    ] {
+        client.send("GET /v1/responses/resp_b HTTP/1.1\r\nhost: g\r\n\r\n");
+        let mut asked = pods[index].take();
+        asked.send(answer(200, "", &body(status, usage)));
+        asked.keep();
+        assert_eq!(client.response().text(), body(status, usage));
+        gateway.wait_idle();
+        assert_eq!(gateway.metric(own).unwrap_or(0.0), counted, "{status}");
+    }
+}
+
 #[test]
 fn with_one_pod_a_response_is_asked_of_that_pod_whoever_knows_it() {
     let pods = [RawPod::start()];
@@ -257,6 +291,15 @@ fn field_report_67_usage_is_asked_for_and_taken_out_again() {
         ("/v1/completions", "", false),
         ("/v1/chat/completions", r#","stream_options":{"include_usage":false}"#, false),
         ("/v1/chat/completions", r#","stream_options":{"include_usage":true}"#, true),
+        ("/v1/chat/completions", r#","stream_options":{"include_usage":null}"#, false),
+        // The model servers take these for true.
+        ("/v1/chat/completions", r#","stream_options":{"include_usage":1}"#, true),
+        ("/v1/chat/completions", r#","stream_options":{"include_usage":"Yes"}"#, true),
+        ("/v1/chat/completions", r#","stream":1"#, false),
+        ("/v1/chat/completions", r#","stream":"true""#, false),
+        // vLLM, which this pod says it is, gives it to whoever sends options and does not say.
+        ("/v1/chat/completions", r#","stream_options":{}"#, true),
+        ("/v1/completions", r#","stream_options":{"continuous_usage_stats":false}"#, true),
     ] {
         for size in [1, 7, 4096] {
             let body = format!(r#"{{"model":"base","n":1e999,"stream":true{extra}}}"#);
@@ -264,7 +307,10 @@ fn field_report_67_usage_is_asked_for_and_taken_out_again() {
             let mut taken = pods[0].take();
             let text = String::from_utf8(taken.body.clone()).unwrap();
             let read: Value = serde_json::from_str(&text.replace("1e999", "1")).unwrap();
-            assert_eq!(read["stream_options"]["include_usage"], true, "{text}");
+            match extra.contains(":1}") || extra.contains("Yes") {
+                true => assert_eq!(text, body, "what is asked for already is left alone"),
+                false => assert_eq!(read["stream_options"]["include_usage"], true, "{text}"),
+            }
             assert_eq!(taken.header("content-length"), Some(&*text.len().to_string()));
             assert!(text.contains("\"n\":1e999,\"stream\":true"), "{text}");
             let whole = [WORD, WORD, USAGE, "data: [DONE]\n\n"].concat();
@@ -288,7 +334,7 @@ fn field_report_67_usage_is_asked_for_and_taken_out_again() {
     }
     let rewritten =
         gateway.metric("sluice_flow_responses_total{path=\"relay\",reason=\"rewritten\"}");
-    assert_eq!(rewritten, Some(9.0));
+    assert_eq!(rewritten, Some(18.0));
     // What is no stream is left alone.
     let body = br#"{"model":"base","stream":false}"#;
     client.post_bytes("/v1/chat/completions", body);
@@ -297,6 +343,62 @@ fn field_report_67_usage_is_asked_for_and_taken_out_again() {
     taken.send(answer(200, "", "{}"));
     taken.keep();
     assert_eq!(client.response().status, 200);
+}
+
+// Where the engine gives none unasked, one that sends options and does not say gets none.
+#[test]
+fn stream_options_alone_are_read_as_the_engine_reads_them() {
+    for (style, has_usage) in [(Style::Sglang, false), (Style::V011, true)] {
+        let pod = Server::start(Options { metrics: style, ..Options::default() }).unwrap();
+        let plan = Plan::pool("base", std::slice::from_ref(&pod)).spec("  includeUsage: true");
+        let gateway = Gateway::start(&plan);
+        gateway.wait("its engine to be known", |status| {
+            !status["pools"][0]["pods"][0]["engine"].is_null()
+        });
+        let mut body = chat("base", 3, true);
+        body["stream_options"] = json!({});
+        let mut client = Client::connect(gateway.address);
+        client.post("/v1/chat/completions", &body);
+        let text = client.response().text();
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        assert_eq!(text.contains("\"choices\":[],"), has_usage, "{style:?}: {text}");
+        let of =
+            "sluice_pool_model_tokens_total{pool=\"pool-0\",model=\"base\",kind=\"generated\"}";
+        gateway.wait_metric(of, 3.0);
+    }
+}
+
+// A length of its own, or the end of the connection, is no reason to give a client what it has not asked for.
+#[test]
+fn usage_is_taken_out_of_streams_that_are_not_chunked() {
+    let pods = [RawPod::start()];
+    let gateway = Gateway::start(&plan(&pods).spec("  includeUsage: true"));
+    let whole = [WORD, USAGE, "data: [DONE]\n\n"].concat();
+    let mut client = Client::connect(gateway.address);
+    for (number, length) in
+        [format!("content-length: {}\r\n", whole.len()), String::new()].iter().enumerate()
+    {
+        for cut in [whole.len(), WORD.len() + 20] {
+            client.post("/v1/chat/completions", &json!({"model": "base", "stream": true}));
+            let mut taken = pods[0].take();
+            taken.send(format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{length}\r\n"
+            ));
+            taken.send(&whole[..cut]);
+            if cut < whole.len() {
+                std::thread::sleep(Duration::from_millis(20));
+                taken.send(&whole[cut..]);
+            }
+            taken.close();
+            // The client's connection goes on whatever became of the pod's.
+            let response = client.response();
+            let expected = [WORD, "data: [DONE]\n\n"].concat();
+            assert_eq!((response.complete, response.text()), (true, expected), "{number} {cut}");
+            assert_eq!(response.header("content-length"), None);
+        }
+    }
+    let of = "sluice_pool_model_tokens_total{pool=\"pool-0\",model=\"base\",kind=\"generated\"}";
+    gateway.wait_metric(of, 32.0);
 }
 
 // A client that is given no chunks gets the same.

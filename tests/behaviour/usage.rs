@@ -97,6 +97,23 @@ fn forms() -> Vec<Form> {
                 .collect(),
             [9, 4, 8],
         ),
+        stream(
+            "generate stream with its text again",
+            (1..=8)
+                .map(|index| {
+                    let last = index == 8;
+                    // Longer than what is kept of a stream's end.
+                    let text = if last { format!("\"{}\"", "word ".repeat(1000)) } else { "null".into() };
+                    let details = r#"{"finish_reason":"length","generated_tokens":8,"seed":null,"input_length":9}"#;
+                    let details = if last { details } else { "null" };
+                    format!(
+                        "data:{{\"index\":{index},\"token\":{{\"id\":1,\"text\":\"word\"}},\"generated_text\":{text},\
+                         \"details\":{details}}}\n\n"
+                    )
+                })
+                .collect(),
+            [9, 0, 8],
+        ),
     ]
 }
 
@@ -108,7 +125,7 @@ fn field_report_1_2_5_every_form_of_usage_is_counted_once() {
         plan.paths = paths;
         let gateway = Gateway::start(&plan);
         let mut client = Client::connect(gateway.address);
-        let mut sums = [0; 3];
+        let (mut sums, mut answers) = ([0; 3], 0.0);
         for form in forms() {
             for end in ["\n", "\r\n", "\r"] {
                 client.post("/v1/chat/completions", &chat("base", 3, form.stream));
@@ -129,13 +146,30 @@ fn field_report_1_2_5_every_form_of_usage_is_counted_once() {
                 for (sum, tokens) in sums.iter_mut().zip(form.tokens) {
                     *sum += tokens;
                 }
+                // Once it is counted, all of it is.
+                answers += 1.0;
+                let ok = "sluice_pool_requests_total{pool=\"pool-0\",outcome=\"ok\"}";
+                gateway.wait_metric(ok, answers);
+                gateway.wait_idle();
                 for (kind, sum) in ["prompt", "cached", "generated"].into_iter().zip(sums) {
-                    println!("{} {end:?} {kind}", form.name);
                     let of = format!("{{pool=\"pool-0\",model=\"base\",kind=\"{kind}\"}}");
-                    gateway.wait_metric(&format!("sluice_pool_model_tokens_total{of}"), sum.into());
+                    let counted = gateway.metric(&format!("sluice_pool_model_tokens_total{of}"));
+                    assert_eq!(
+                        counted.unwrap_or(0.0),
+                        f64::from(sum),
+                        "{} {end:?} {kind}",
+                        form.name
+                    );
                 }
             }
         }
+        // Where the kernel can, it has carried some of them: all went one way otherwise.
+        let bytes = |path| {
+            let sample = format!("sluice_flow_bytes_total{{path=\"{path}\"}}");
+            gateway.metric(&sample).unwrap_or(0.0)
+        };
+        let carries = !gateway.wait_idle()["flows"].is_null();
+        assert_eq!(bytes("local") + bytes("splice") > 0.0, carries, "{:?}", plan.paths);
         let total = |what| gateway.metric(&format!("sluice_pool_{what}_total{{pool=\"pool-0\"}}"));
         assert_eq!(total("prompt_tokens"), Some(sums[0].into()));
         assert_eq!(total("cached_prompt_tokens"), Some(sums[1].into()));

@@ -53,6 +53,11 @@ impl Tail {
         self.reader.id()
     }
 
+    /// See [`Reader::is_completed`].
+    pub fn is_completed(&self) -> bool {
+        self.reader.is_completed()
+    }
+
     /// The token counts.
     pub fn usage(&self) -> Usage {
         let counts = self.reader.counts();

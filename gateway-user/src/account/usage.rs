@@ -47,9 +47,17 @@ pub struct Reader {
     /// The last string, if it is short enough to matter.
     text: [u8; LONGEST],
     len: usize,
-    /// The string that is being read is the answer's id.
-    is_id: bool,
+    /// The string that is being read is the answer's id, or its status.
+    wanted: Option<Wanted>,
     id: Option<Box<str>>,
+    completed: bool,
+}
+
+/// A string that matters.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Wanted {
+    Id,
+    Status,
 }
 
 /// Where in a line of a stream of events.
@@ -94,6 +102,7 @@ enum Name {
     MetaInfo,
     Prompt,
     PromptDetails,
+    Status,
     Usage,
 }
 
@@ -148,14 +157,20 @@ impl Reader {
             state: State::Between,
             text: [0; LONGEST],
             len: 0,
-            is_id: false,
+            wanted: None,
             id: None,
+            completed: false,
         }
     }
 
     /// The id that the answer has, or the response within its events.
     pub fn id(&self) -> Option<&str> {
         self.id.as_deref()
+    }
+
+    /// Whether it says of itself that it is complete, as a response of the Responses interface does.
+    pub fn is_completed(&self) -> bool {
+        self.completed
     }
 
     /// What has come so far.
@@ -233,10 +248,14 @@ impl Reader {
         match self.state {
             State::Text => match byte {
                 b'"' => {
-                    if std::mem::take(&mut self.is_id) {
-                        let text = self.text.get(..self.len);
-                        let text = text.and_then(|text| std::str::from_utf8(text).ok());
-                        self.id = text.map(Into::into);
+                    let text = self.text.get(..self.len);
+                    match self.wanted.take() {
+                        Some(Wanted::Id) => {
+                            let text = text.and_then(|text| std::str::from_utf8(text).ok());
+                            self.id = text.map(Into::into);
+                        }
+                        Some(Wanted::Status) => self.completed = text == Some(b"completed"),
+                        None => {}
                     }
                     self.state = State::Named;
                 }
@@ -272,11 +291,13 @@ impl Reader {
                 self.state = State::Number(u64::from(byte - b'0'));
             }
             State::Value if byte == b'"' => {
-                self.is_id = self.id.is_none()
-                    && matches!(
-                        self.names.get(..self.depth),
-                        Some([Name::Id] | [Name::Message, Name::Id])
-                    );
+                self.wanted = match self.names.get(..self.depth) {
+                    Some([Name::Id] | [Name::Message, Name::Id]) if self.id.is_none() => {
+                        Some(Wanted::Id)
+                    }
+                    Some([Name::Status] | [Name::Message, Name::Status]) => Some(Wanted::Status),
+                    _ => None,
+                };
                 self.structure(byte);
             }
             State::Named | State::Value if byte.is_ascii_whitespace() => {}
@@ -339,7 +360,7 @@ impl Reader {
     }
 
     fn begin_event(&mut self) {
-        self.is_id = false;
+        self.wanted = None;
         self.depth = 0;
         self.state = State::Between;
     }
@@ -367,7 +388,14 @@ pub fn last_in(bytes: &[u8]) -> Counts {
         end = at;
     }
     let Some(at) = memchr::memmem::rfind(bytes, b"\"meta_info\"") else {
-        return Counts::default();
+        // TGI's, which stand behind the whole text.
+        let at = memchr::memmem::rfind(bytes, b"\"details\"");
+        let object = at.and_then(|at| bytes.get(at..)).unwrap_or_default();
+        return Counts {
+            prompt: count(object, b"\"input_length\""),
+            completion: count(object, b"\"generated_tokens\""),
+            ..Counts::default()
+        };
     };
     let object = bytes.get(at..).unwrap_or_default();
     Counts {
@@ -405,6 +433,7 @@ fn name(text: &[u8]) -> Name {
         b"meta_info" => Name::MetaInfo,
         b"prompt_tokens" | b"input_tokens" => Name::Prompt,
         b"prompt_tokens_details" | b"input_tokens_details" => Name::PromptDetails,
+        b"status" => Name::Status,
         b"usage" => Name::Usage,
         _ => Name::Other,
     }

@@ -70,9 +70,11 @@ pub(super) async fn exchange(
         stream: false,
         pin: Some(Pin { pod, is_strict: true }),
         is_stored: false,
+        background: false,
         owner: None,
         is_again: true,
         strips_usage: false,
+        usage_unsaid: false,
         keep_alive: None,
         for_kernel: false,
         upgrades: false,
@@ -84,7 +86,9 @@ pub(super) async fn exchange(
     let exchange = flow::exchange(request, &pool, client, worker).await;
     client.answering = false;
     let keep_alive = exchange.keep_alive;
-    let (pool, admitted) = (&pool, Some(admitted));
+    // What tokens it may tell have been taken of the limits by the request that had them made.
+    drop(admitted);
+    let (pool, admitted) = (&pool, None);
     account::finish(Exchanged { exchange, pool, asked, admitted, ready }, worker);
     keep_alive
 }

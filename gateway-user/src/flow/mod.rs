@@ -13,7 +13,6 @@ pub mod send;
 pub mod strip;
 pub mod tunnel;
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use crate::account::tail::Tail;
+use crate::account::usage::Usage;
 use crate::admit;
 use crate::client::Client;
 use crate::error::Refusal;
@@ -69,12 +69,16 @@ pub struct Request<'a> {
     pub pin: Option<Pin>,
     /// Which pod has made the answer will matter to later requests that name it.
     pub is_stored: bool,
+    /// It is made in the background: its first answer tells no tokens.
+    pub background: bool,
     /// Whose the answer is, where callers are told apart.
     pub owner: Option<Box<str>>,
     /// It is about an answer that was counted before, and not for a new one.
     pub is_again: bool,
     /// The gateway has asked for usage, and not the client.
     pub strips_usage: bool,
+    /// The client has sent `stream_options` that leave it to the engine.
+    pub usage_unsaid: bool,
     /// Its client gets comments until there is content.
     pub keep_alive: Option<KeepAlive>,
     /// It asks to switch to WebSocket.
@@ -384,7 +388,10 @@ async fn pass(
     // No other pod will need the body, and the answer may take minutes.
     let usage = request.usage(&place.pod);
     let Request { side, head, body, reserved, prompt, is_stored, owner, is_again, .. } = request;
-    let strips = request.strips_usage && answer.begun.head.event_stream;
+    let owes_usage = is_stored && request.background;
+    let strips = request.strips_usage
+        && answer.begun.head.event_stream
+        && (!request.usage_unsaid || place.pod.keeps_usage());
     drop((head, body, reserved));
     let learn = |tail: &Tail| {
         if let Some(id) = tail.id().filter(|_| is_stored) {
@@ -500,12 +507,21 @@ async fn pass(
     if was_fine && matches!(outcome, Outcome::PodError | Outcome::Aborted | Outcome::TimedOut) {
         place.pod.failed();
     }
+    let is_good = was_fine && outcome == Outcome::Ok && status == 200;
+    let taught = if is_again { Usage::default() } else { tail.usage() };
+    let responses = &worker.gateway.responses;
     if is_again {
-        (tail, chunks) = (Tail::new(false), 0);
+        let tells = is_good && tail.is_completed() && tail.usage().completion_tokens.is_some();
+        if !(tells && tail.id().is_some_and(|id| responses.settle_usage(id))) {
+            tail = Tail::new(false);
+        }
+        chunks = 0;
+    } else if owes_usage && is_good && !stream && taught.completion_tokens.is_none() {
+        tail.id().inspect(|id| responses.owe_usage(id));
     }
     let pod = Arc::clone(&place.pod);
-    if was_fine && outcome == Outcome::Ok && status == 200 {
-        let usage = tail.usage();
+    if is_good {
+        let usage = taught;
         let counted = Some(chunks).filter(|chunks| stream && *chunks > 0);
         if let Some((prompt, tokens)) = prompt.zip(usage.prompt_tokens) {
             place.answered(prompt, tokens, sent, first_received);
@@ -567,30 +583,6 @@ impl Exchange {
             first_received: None,
             first_written: None,
             last_received: None,
-        }
-    }
-}
-
-impl Failure {
-    /// Nothing listened there.
-    fn is_refused(&self) -> bool {
-        matches!(self, Self::Connect(error) if error.kind() == io::ErrorKind::ConnectionRefused)
-    }
-}
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::ClientGone => f.write_str("the client left"),
-            Self::Connect(error) | Self::Local(error) => write!(f, "connecting failed: {error}"),
-            Self::Broke { error: None, .. } => {
-                f.write_str("it closed the connection before any content")
-            }
-            Self::Broke { error: Some(error), .. } => {
-                write!(f, "the connection broke before any content: {error}")
-            }
-            Self::Nonsense(what) => write!(f, "it does not speak HTTP/1.1: {what}"),
-            Self::Timeout(after) => write!(f, "no answer within {after:?}"),
         }
     }
 }

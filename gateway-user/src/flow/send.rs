@@ -74,12 +74,34 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Nothing listened there.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self, Self::Connect(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    }
+
     fn of_connecting(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(
                 libc::EADDRNOTAVAIL | libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM,
             ) => Self::Local(error),
             _ => Self::Connect(error),
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::ClientGone => f.write_str("the client left"),
+            Self::Connect(error) | Self::Local(error) => write!(f, "connecting failed: {error}"),
+            Self::Broke { error: None, .. } => {
+                f.write_str("it closed the connection before any content")
+            }
+            Self::Broke { error: Some(error), .. } => {
+                write!(f, "the connection broke before any content: {error}")
+            }
+            Self::Nonsense(what) => write!(f, "it does not speak HTTP/1.1: {what}"),
+            Self::Timeout(after) => write!(f, "no answer within {after:?}"),
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct Pod {
     pub(super) context_range: Option<(u32, u32)>,
     /// Several engines answer there, each with a KV cache of its own.
     pub(super) is_split: AtomicBool,
+    /// Its engine tells a stream's usage only if that is asked for in so many words.
+    pub(super) keeps_usage: AtomicBool,
     in_flight: AtomicU32,
     /// Connections that the kernel gave to its own socket: open now, and ever.
     connections: AtomicU32,
@@ -112,6 +114,7 @@ impl Pod {
             session: format!("{:016x}", key(pod.address)).into(),
             context_range: pod.context_range,
             is_split: AtomicBool::new(false),
+            keeps_usage: AtomicBool::new(false),
             in_flight: AtomicU32::new(0),
             connections: AtomicU32::new(0),
             given: AtomicU64::new(0),
@@ -192,6 +195,11 @@ impl Pod {
     /// Requests that failed there.
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
+    }
+
+    /// Whether its streams are without usage for a client that sends `stream_options` and does not say whether it wants that.
+    pub fn keeps_usage(&self) -> bool {
+        self.keeps_usage.load(Ordering::Relaxed)
     }
 
     /// Prompts that it has answered are wanted: see [`Place::answered`].

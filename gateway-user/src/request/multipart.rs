@@ -13,7 +13,7 @@
 
 mod params;
 
-use super::scan::{Fault, Fields, MAX_MODEL, model_name};
+use super::scan::{Fault, Fields, MAX_MODEL, model_name, truth};
 use params::Param;
 
 /// What separates the parts, from the request's Content-Type.
@@ -179,7 +179,7 @@ impl Scanner {
         }
         match self.part {
             Part::Model => self.found.model = Some(model_name(&self.value)?),
-            Part::Stream => self.found.stream = is_true(&self.value),
+            Part::Stream => self.found.stream = truth(&self.value) == Some(true),
             Part::ModelFile | Part::Other | Part::Preamble => {}
         }
         self.state = State::Delimiter;
@@ -320,12 +320,6 @@ fn only<'a>(params: &'a [Param<'_>], name: &str) -> Result<Option<&'a [u8]>, &'s
         Some(value) => Ok(Some(value)),
         None => Err("a parameter is encoded or has a backslash"),
     }
-}
-
-/// What pydantic, which the Python servers use, takes for true in a form.
-fn is_true(value: &[u8]) -> bool {
-    let words: [&[u8]; 6] = [b"1", b"on", b"t", b"true", b"y", b"yes"];
-    words.iter().any(|word| word.eq_ignore_ascii_case(value))
 }
 
 /// RFC 2046 section 5.1.1, `bchars`.

@@ -62,6 +62,34 @@ pub fn name_model(body: &mut Vec<u8>, model: &str) {
     put_field(body, open + 1, &format!("\"model\":{name}"));
 }
 
+/// Whether a client wants a stream's usage.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum UsageWish {
+    /// It does.
+    Yes,
+    /// It does not.
+    No,
+    /// It has sent `stream_options` without a word of it: engines differ in what that means.
+    Unsaid,
+    /// What it says is neither; the pod says so.
+    Odd,
+}
+
+/// What the client of a JSON body wants.
+pub fn usage_wish(body: &[u8], fields: &Fields) -> UsageWish {
+    let first = |place: &Option<Range<u64>>| {
+        body.get(usize::try_from(place.as_ref()?.start).ok()?).copied()
+    };
+    match (fields.include_usage, first(&fields.include_usage_at), first(&fields.stream_options)) {
+        (Some(true), _, _) => UsageWish::Yes,
+        (Some(false), _, _) | (None, Some(b'n'), _) | (None, None, None | Some(b'n')) => {
+            UsageWish::No
+        }
+        (None, None, Some(b'{')) => UsageWish::Unsaid,
+        _ => UsageWish::Odd,
+    }
+}
+
 /// Has a JSON body ask for a stream's usage.
 pub fn ask_for_usage(body: &mut Vec<u8>, fields: &Fields) {
     let range = |place: &Option<Range<u64>>| {
@@ -118,6 +146,32 @@ mod tests {
         let mut body = text.as_bytes().to_vec();
         ask_for_usage(&mut body, &fields);
         String::from_utf8(body).unwrap()
+    }
+
+    #[test]
+    fn what_a_client_wants() {
+        use UsageWish::{No, Odd, Unsaid, Yes};
+        for (options, expected) in [
+            ("", No),
+            (r#""stream_options":null"#, No),
+            (r#""stream_options":{}"#, Unsaid),
+            (r#""stream_options":{"continuous_usage_stats":true}"#, Unsaid),
+            (r#""stream_options":{"include_usage":null}"#, No),
+            (r#""stream_options":{"include_usage":false}"#, No),
+            (r#""stream_options":{"include_usage":0}"#, No),
+            (r#""stream_options":{"include_usage":true}"#, Yes),
+            (r#""stream_options":{"include_usage":1}"#, Yes),
+            (r#""stream_options":{"include_usage":"Yes"}"#, Yes),
+            (r#""stream_options":{"include_usage":"perhaps"}"#, Odd),
+            (r#""stream_options":{"include_usage":[]}"#, Odd),
+            (r#""stream_options":7"#, Odd),
+        ] {
+            let text = format!("{{{options}}}");
+            let mut scanner = Scanner::new();
+            scanner.feed(text.as_bytes()).unwrap();
+            let fields = scanner.finish().unwrap();
+            assert_eq!(usage_wish(text.as_bytes(), &fields), expected, "{text}");
+        }
     }
 
     #[test]

@@ -24,21 +24,29 @@ mod fault;
 mod number;
 mod parts;
 mod text;
+mod value;
 
 pub use fault::Fault;
 use number::Number;
 pub use parts::{Part, Parts};
 use text::Text;
 pub(super) use text::model_name;
+pub use value::Adapter;
+use value::LONGEST_TRUTH;
+pub(super) use value::truth;
 
 /// What a body, JSON or a form, asks for.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Fields {
     /// `model`, not empty and at most [`MAX_MODEL`] bytes.
     pub model: Option<Box<str>>,
-    /// `stream` is `true`; any other value of JSON, also `"true"`, is not streaming.
+    /// `stream` is true, as the model servers read it: 1 and some words are true as well.
     pub stream: bool,
-    /// `stream_options.include_usage`, when it is `true` or `false`.
+    /// `background` of the Responses interface is true.
+    pub background: bool,
+    /// Adapters that are named beside the model: by SGLang's `lora_path`, and by TGI's `parameters.adapter_id`.
+    pub adapters: [Option<Adapter>; 2],
+    /// `stream_options.include_usage`, when it is one of both.
     pub include_usage: Option<bool>,
     /// Where that value stands, whatever it is.
     pub include_usage_at: Option<Range<u64>>,
@@ -66,8 +74,8 @@ pub struct Scanner {
     objects: u128,
     /// The field whose value comes or is being read; of values further in, [`Slot::Other`].
     slot: Slot,
-    /// Within the top-level `stream_options` object.
-    options: bool,
+    /// The field at the top level within which names matter, if it is one.
+    within: Within,
     /// The string being read is a name.
     name: bool,
     text: Text,
@@ -94,7 +102,7 @@ impl Scanner {
             depth: 0,
             objects: 0,
             slot: Slot::Other,
-            options: false,
+            within: Within::Other,
             name: false,
             text: Text::default(),
             number: Number::default(),
@@ -203,7 +211,8 @@ impl Scanner {
                     _ => return self.not_json(at, "expected `,` or `}`"),
                 },
                 State::Name | State::NameOrEnd if byte == b'"' => {
-                    let matters = self.depth == 1 || (self.depth == 2 && self.options);
+                    let matters =
+                        self.depth == 1 || (self.depth == 2 && self.within != Within::Other);
                     self.begin_text(true, if matters { LONGEST_NAME } else { 0 });
                 }
                 State::NameOrEnd if byte == b'}' => self.close(at),
@@ -241,14 +250,15 @@ impl Scanner {
         match byte {
             b'"' => {
                 let keep = match self.slot {
-                    Slot::Model => MAX_MODEL,
+                    Slot::Adapter(_) | Slot::Model => MAX_MODEL,
+                    Slot::Flag(_) => LONGEST_TRUTH,
                     Slot::PreviousResponse => MAX_ID,
                     _ => 0,
                 };
                 self.begin_text(false, keep);
             }
             b'-' | b'0'..=b'9' => {
-                let keep = matches!(self.slot, Slot::MaxTokens(_) | Slot::Priority);
+                let keep = matches!(self.slot, Slot::Flag(_) | Slot::MaxTokens(_) | Slot::Priority);
                 self.number = Number::new(byte, keep);
                 self.state = State::Number;
             }
@@ -266,14 +276,20 @@ impl Scanner {
     fn begin_field(&mut self, at: usize, byte: u8) -> Result<(), Fault> {
         match self.slot {
             Slot::Model if !matches!(byte, b'"' | b'n') => return Err(Fault::ModelNotString),
-            Slot::Stream => self.found.stream = false,
+            Slot::Adapter(place) => {
+                let unread = !matches!(byte, b'"' | b'n');
+                self.keep_adapter(place, unread.then_some(Adapter::Unread));
+            }
+            Slot::Parameters => self.keep_adapter(ADAPTER_ID, None),
             Slot::StreamOptions => {
                 (self.found.include_usage, self.found.include_usage_at) = (None, None);
                 self.options_from = Some(self.offset(at));
             }
-            Slot::IncludeUsage => {
-                self.found.include_usage = None;
-                self.usage_from = Some(self.offset(at));
+            Slot::Flag(flag) => {
+                self.keep_flag(flag, None);
+                if flag == Flag::IncludeUsage {
+                    self.usage_from = Some(self.offset(at));
+                }
             }
             Slot::PreviousResponse => self.found.previous_response = None,
             Slot::Part(part) => self.part = Some((part, self.offset(at))),
@@ -288,9 +304,11 @@ impl Scanner {
         if self.depth == MAX_DEPTH {
             return Err(Fault::TooDeep { offset: self.offset(at) });
         }
-        if self.slot == Slot::StreamOptions {
-            self.options = true;
-        }
+        self.within = match self.slot {
+            Slot::Parameters => Within::Parameters,
+            Slot::StreamOptions => Within::StreamOptions,
+            _ => self.within,
+        };
         self.slot = Slot::Other;
         self.depth += 1;
         self.objects = (self.objects << 1) | u128::from(object);
@@ -314,7 +332,7 @@ impl Scanner {
             self.found.include_usage_at = Some(start..self.offset(end));
         }
         if self.depth == 1 {
-            self.options = false;
+            self.within = Within::Other;
             if let Some(start) = self.options_from.take() {
                 self.found.stream_options = Some(start..self.offset(end));
             }
@@ -333,19 +351,23 @@ impl Scanner {
 
     fn end_text(&mut self, at: usize) -> Result<(), Fault> {
         if self.name {
-            self.slot = self.text.kept().map_or(Slot::Other, |name| slot(name, self.options));
+            self.slot = self.text.kept().map_or(Slot::Other, |name| slot(name, self.within));
             self.state = State::Colon;
             return match (self.slot, &self.found.model) {
                 (Slot::Model, Some(_)) => Err(Fault::ModelTwice),
                 _ => Ok(()),
             };
         }
-        if self.slot == Slot::Model {
-            self.found.model = Some(self.text.model()?);
-        }
-        if self.slot == Slot::PreviousResponse {
-            let kept = self.text.kept().and_then(|kept| std::str::from_utf8(kept).ok());
-            self.found.previous_response = kept.map(Into::into);
+        let kept = || self.text.kept().and_then(|kept| std::str::from_utf8(kept).ok());
+        match self.slot {
+            Slot::Model => self.found.model = Some(self.text.model()?),
+            Slot::PreviousResponse => self.found.previous_response = kept().map(Into::into),
+            Slot::Adapter(place) => {
+                let name = kept().map_or(Adapter::Unread, |name| Adapter::Name(name.into()));
+                self.keep_adapter(place, Some(name));
+            }
+            Slot::Flag(flag) => self.keep_flag(flag, self.text.kept().and_then(truth)),
+            _ => {}
         }
         self.end_value(at + 1);
         Ok(())
@@ -358,6 +380,14 @@ impl Scanner {
         match self.slot {
             Slot::MaxTokens(name) => self.keep_max_tokens(name, self.number.unsigned()),
             Slot::Priority => self.found.priority = self.number.signed(),
+            Slot::Flag(flag) => self.keep_flag(
+                flag,
+                match self.number.unsigned() {
+                    Some(0) => Some(false),
+                    Some(1) => Some(true),
+                    _ => None,
+                },
+            ),
             _ => {}
         }
         self.end_value(at);
@@ -382,13 +412,26 @@ impl Scanner {
         match (self.slot, word) {
             // Only null gets here, see begin_field.
             (Slot::Model, _) => return Err(Fault::ModelNull),
-            (Slot::Stream, word) => self.found.stream = word == Word::True,
-            (Slot::IncludeUsage, Word::True) => self.found.include_usage = Some(true),
-            (Slot::IncludeUsage, Word::False) => self.found.include_usage = Some(false),
+            (Slot::Flag(flag), Word::True) => self.keep_flag(flag, Some(true)),
+            (Slot::Flag(flag), Word::False) => self.keep_flag(flag, Some(false)),
             _ => {}
         }
         self.end_value(at + 1);
         Ok(())
+    }
+
+    fn keep_flag(&mut self, flag: Flag, value: Option<bool>) {
+        match flag {
+            Flag::Background => self.found.background = value == Some(true),
+            Flag::IncludeUsage => self.found.include_usage = value,
+            Flag::Stream => self.found.stream = value == Some(true),
+        }
+    }
+
+    fn keep_adapter(&mut self, place: usize, adapter: Option<Adapter>) {
+        if let Some(place) = self.found.adapters.get_mut(place) {
+            *place = adapter;
+        }
     }
 
     fn keep_max_tokens(&mut self, name: usize, tokens: Option<u64>) {
@@ -434,31 +477,53 @@ enum State {
 /// A field that matters.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Slot {
-    IncludeUsage,
+    /// With its place in [`Fields::adapters`].
+    Adapter(usize),
+    Flag(Flag),
     /// With its place in [`Scanner::max_tokens`].
     MaxTokens(usize),
     Model,
     Other,
+    Parameters,
     Part(Part),
     PreviousResponse,
     Priority,
-    Stream,
     StreamOptions,
 }
 
-fn slot(name: &[u8], options: bool) -> Slot {
-    match (options, name) {
-        (true, b"include_usage") => Slot::IncludeUsage,
-        (true, _) => Slot::Other,
-        (false, b"max_tokens") => Slot::MaxTokens(0),
-        (false, b"max_output_tokens") => Slot::MaxTokens(1),
-        (false, b"max_completion_tokens") => Slot::MaxTokens(2),
-        (false, b"model") => Slot::Model,
-        (false, b"previous_response_id") => Slot::PreviousResponse,
-        (false, b"priority") => Slot::Priority,
-        (false, b"stream") => Slot::Stream,
-        (false, b"stream_options") => Slot::StreamOptions,
-        (false, name) => parts::part(name).map_or(Slot::Other, Slot::Part),
+/// A field that is true or false.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Flag {
+    Background,
+    IncludeUsage,
+    Stream,
+}
+
+/// An object at the top level of which the names matter too.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Within {
+    Other,
+    Parameters,
+    StreamOptions,
+}
+
+fn slot(name: &[u8], within: Within) -> Slot {
+    match (within, name) {
+        (Within::Parameters, b"adapter_id") => Slot::Adapter(ADAPTER_ID),
+        (Within::StreamOptions, b"include_usage") => Slot::Flag(Flag::IncludeUsage),
+        (Within::Parameters | Within::StreamOptions, _) => Slot::Other,
+        (Within::Other, b"background") => Slot::Flag(Flag::Background),
+        (Within::Other, b"lora_path") => Slot::Adapter(LORA_PATH),
+        (Within::Other, b"max_tokens") => Slot::MaxTokens(0),
+        (Within::Other, b"max_output_tokens") => Slot::MaxTokens(1),
+        (Within::Other, b"max_completion_tokens") => Slot::MaxTokens(2),
+        (Within::Other, b"model") => Slot::Model,
+        (Within::Other, b"parameters") => Slot::Parameters,
+        (Within::Other, b"previous_response_id") => Slot::PreviousResponse,
+        (Within::Other, b"priority") => Slot::Priority,
+        (Within::Other, b"stream") => Slot::Flag(Flag::Stream),
+        (Within::Other, b"stream_options") => Slot::StreamOptions,
+        (Within::Other, name) => parts::part(name).map_or(Slot::Other, Slot::Part),
     }
 }
 
@@ -485,6 +550,10 @@ pub const MAX_DEPTH: u32 = u128::BITS;
 
 /// Longest model name in bytes, escapes resolved. Names are at times paths.
 pub const MAX_MODEL: usize = 1024;
+
+/// Places in [`Fields::adapters`].
+const LORA_PATH: usize = 0;
+const ADAPTER_ID: usize = 1;
 
 /// The longest of the names in [`slot`] and [`parts`].
 const LONGEST_NAME: usize = "max_completion_tokens".len();

@@ -211,6 +211,31 @@ fn ids() {
 }
 
 #[test]
+fn a_response_says_that_it_is_complete() {
+    for (event_stream, text, completed) in [
+        (false, r#"{"id":"resp_1","status" : "completed"}"#, true),
+        (false, r#"{"status":"in_progress","output":[{"status":"completed"}]}"#, false),
+        (false, r#"{"status":"complete"}"#, false),
+        (false, r#"{"x":"status","completed":1}"#, false),
+        (false, r#"{"output":[],"text":"\"status\":\"completed\""}"#, false),
+        (
+            true,
+            "data: {\"response\":{\"status\":\"in_progress\"}}\n\ndata: {\"response\":{\"status\":\"completed\"}}\n\n",
+            true,
+        ),
+        (true, "data: {\"item\":{\"status\":\"completed\"}}\n\n", false),
+    ] {
+        for split in 0..=text.len() {
+            let mut reader = Reader::new(event_stream);
+            let (a, b) = text.as_bytes().split_at(split);
+            reader.push(a);
+            reader.push(b);
+            assert_eq!(reader.is_completed(), completed, "{text} at {split}");
+        }
+    }
+}
+
+#[test]
 fn behind_a_gap_the_next_line_is_read() {
     let mut reader = Reader::new(true);
     reader.push(b"data: {\"choices\":[{\"delta\":{\"content\":\"ab");
@@ -226,6 +251,10 @@ fn the_last_in_a_piece_that_begins_anywhere() {
         (
             "x}}\n\ndata: {\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":8,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: {\"usage\":null}",
             usage(9, 8, 4),
+        ),
+        (
+            r#"ab \"details\":{\"generated_tokens\":1}","details":{"finish_reason":"length","generated_tokens":8,"seed":null,"input_length":9}}"#,
+            usage(9, 8, None),
         ),
         (
             r#"ab","meta_info":{"prompt_tokens":9,"completion_tokens":8,"cached_tokens":4}}"#,

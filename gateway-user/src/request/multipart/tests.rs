@@ -314,7 +314,7 @@ proptest! {
                     Ok(name) => fields.model = Some(name.into()),
                     Err(_) => expected = Err(Fault::ModelNotUnicode),
                 },
-                "stream" => fields.stream = is_true(value),
+                "stream" => fields.stream = truth(value) == Some(true),
                 _ => {}
             }
         }
