@@ -27,7 +27,7 @@ use crate::pool::Pool;
 use crate::request::body::{Body, Unread, read_body};
 use crate::request::head::{self, Head, Method, Version};
 use crate::request::rewrite::{self, UsageWish};
-use crate::request::scan::Fields;
+use crate::request::scan::{Adapter, Fields};
 use crate::responses::Found;
 use crate::route::{self, Deployment, Target};
 
@@ -226,7 +226,7 @@ async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
         Method::Get if path == realtime::PATH => {
             realtime::exchange(client, &head, asked, pool, worker).await
         }
-        Method::Get | Method::Head
+        Method::Get | Method::Head | Method::Delete
             if head.body == head::BodyLength::Known(0) && route::response_id(path).is_some() =>
         {
             stored::exchange(client, &head, asked, keep_alive, pool, worker).await
@@ -263,13 +263,13 @@ async fn request(client: &mut Client, head: Head, inlet: &Inlet) -> bool {
                 Err(refusal) => refuse(client, &refusal, &asked, keep_alive, to_head, worker).await,
             }
         }
-        Method::Other => {
+        Method::Delete | Method::Other => {
             let refusal = Refusal {
                 close: head.body != head::BodyLength::Known(0),
                 ..Refusal::client(
                     405,
                     "method_not_allowed",
-                    "Only GET, HEAD and POST are served here.",
+                    "Only GET, HEAD and POST are served here, and DELETE of responses.",
                 )
             };
             refuse(client, &refusal, &asked, keep_alive, false, worker).await
@@ -288,7 +288,8 @@ async fn inference(
 ) -> bool {
     let routes = worker.gateway.routes();
     let deployment = Deployment::of(&head.path);
-    let named = deployment.as_ref().map(|deployment| &*deployment.model);
+    let in_path = route::model_in_path(&head.path);
+    let named = deployment.as_ref().map(|deployment| &*deployment.model).or(in_path.as_deref());
     // A pool that would send the request away, whatever is in its body.
     let full = |model: Option<&str>| {
         let refuses = |of: &Arc<Pool>| of.refuses(Instant::now());
@@ -326,29 +327,26 @@ async fn inference(
         let refusal = Refusal::bad_field(
             "model",
             "invalid_model",
-            "`model` in the body is not the deployment in the path. Leave one of them out.",
+            "`model` in the body is not the one in the path. Leave one of them out.",
         );
         return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
     }
     let only = worker.gateway.only_pool().filter(|_| route::needs_no_model(&head.path));
     let whole = pool.cloned().or(only.filter(|_| asked.model.is_none()));
     let whole = whole.map(|pool| Target { pool, adapter: None });
-    let (model, target) = match (asked.model, &whole) {
-        // The pod itself says what it thinks of the name, as it does of whole connections.
-        (model, Some(target)) => (model.unwrap_or(&target.pool.model), target),
-        (Some(model), None) => match routes.find(model) {
-            Some(target) => (model, target),
-            None => {
-                let refusal = Refusal::model_not_found(model);
-                return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
-            }
-        },
-        (None, None) => {
-            let refusal = Refusal::model_missing();
-            return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
-        }
+    let found = route::resolve(&routes, whole.as_ref(), asked.model, Refusal::model_missing);
+    let (model, target) = match found {
+        Ok(found) => found,
+        Err(refusal) => return refuse(client, &refusal, &asked, keep_alive, false, worker).await,
     };
-    let adapter = target.adapter.as_deref();
+    // One that is named beside the model is what the prompt is computed with.
+    let mut beside = fields.adapters.iter().flatten().filter_map(|adapter| match adapter {
+        Adapter::Name(name) => routes.find(name),
+        Adapter::Unread => None,
+    });
+    let beside =
+        beside.find(|found| Arc::ptr_eq(&found.pool, &target.pool) && found.adapter.is_some());
+    let adapter = beside.unwrap_or(target).adapter.as_deref();
     let asked = Asked { model: Some(model), adapter, ..asked };
     let readable = decoded.as_deref().unwrap_or(&bytes);
     let prompt = target.pool.read_prompt(readable, &fields.prompt, adapter);
@@ -372,11 +370,17 @@ async fn inference(
             let refusal = Refusal::response_not_found(previous.unwrap_or_default());
             return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
         }
+        // Where callers are told apart it may be another's.
+        Some(Found::Nowhere) if asked.caller.is_some() => {
+            let refusal = Refusal::response_not_found(previous.unwrap_or_default());
+            return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
+        }
         Some(Found::At(pod)) => Some(Pin { pod, is_strict: false }),
         Some(Found::Nowhere) | None => None,
     };
-    let (most, now) = (fields.max_tokens, Instant::now());
-    let admitted = match auth::permit(asked.caller, model, target, prompt.tokens, most, now) {
+    let (tokens, most, now) = (prompt.tokens, fields.max_tokens, Instant::now());
+    let beside = &fields.adapters;
+    let admitted = match auth::permit(asked.caller, model, target, beside, tokens, most, now) {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(client, &refusal, &asked, keep_alive, false, worker).await,
     };
@@ -412,6 +416,7 @@ async fn inference(
         keep_alive: keep_alive_comments(head, &fields, worker),
         for_kernel: client.stream.for_kernel().is_ok() && !strips_usage,
         upgrades: false,
+        grant: None,
         to_head: false,
         side,
     };

@@ -3,12 +3,40 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::error::Refusal;
 use crate::pool::Pool;
 
 /// Every name that clients may use. Made anew when a pod's adapters change.
 #[derive(Debug, Default)]
 pub struct Routes {
     by_name: HashMap<Arc<str>, Target>,
+}
+
+/// Where a request goes: by the model that it names, or to `whole`, the one pool that answers whatever is asked.
+///
+/// # Errors
+/// No pool serves the model; `missing` where none is named.
+pub fn resolve<'a>(
+    routes: &'a Routes,
+    whole: Option<&'a Target>,
+    model: Option<&'a str>,
+    missing: impl FnOnce() -> Refusal,
+) -> Result<(&'a str, &'a Target), Refusal> {
+    match (model, whole) {
+        (Some(model), whole) => {
+            let found = routes.find(model);
+            let found = match whole {
+                // A name that is not known there is the pod's to judge.
+                Some(whole) => {
+                    found.filter(|found| Arc::ptr_eq(&found.pool, &whole.pool)).or(Some(whole))
+                }
+                None => found,
+            };
+            found.map(|found| (model, found)).ok_or_else(|| Refusal::model_not_found(model))
+        }
+        (None, Some(whole)) => Ok((&whole.pool.model, whole)),
+        (None, None) => Err(missing()),
+    }
 }
 
 /// Where a name leads.
@@ -99,6 +127,17 @@ impl Deployment {
     }
 }
 
+/// The model in a path of Triton's form, `/v2/models/NAME/...`, as servers read it: decoded, and whatever slashes there are.
+pub fn model_in_path(path: &str) -> Option<String> {
+    let decoded = unescape(path);
+    let mut segments = decoded.split('/').filter(|segment| !segment.is_empty());
+    let is_form = segments.next() == Some("v2") && segments.next() == Some("models");
+    let (true, Some(model), Some(_)) = (is_form, segments.next(), segments.next()) else {
+        return None;
+    };
+    Some(model.to_owned())
+}
+
 /// The model that a query names, `model=NAME`, if it names one and only one.
 pub fn model_in_query(query: &str) -> Option<String> {
     let mut models = query.split('&').filter_map(|pair| pair.strip_prefix("model="));
@@ -168,15 +207,16 @@ pub fn is_control(path: &str) -> bool {
     CONTROL.contains(&last) || last.contains("weights") || last.ends_with("_generation")
 }
 
-/// Last segments of such paths: vLLM's and SGLang's, beside whatever has to do with weights or ends with
+/// Last segments of such paths: vLLM's, SGLang's and Triton's, beside whatever has to do with weights or ends with
 /// `_generation`.
-const CONTROL: [&str; 22] = [
+const CONTROL: [&str; 24] = [
     "abort_request",
     "abort_requests",
     "close_session",
     "collective_rpc",
     "configure_logging",
     "flush_cache",
+    "load",
     "load_lora_adapter",
     "open_session",
     "pause",
@@ -191,6 +231,7 @@ const CONTROL: [&str; 22] = [
     "slow_down",
     "start_profile",
     "stop_profile",
+    "unload",
     "unload_lora_adapter",
     "wake_up",
 ];
@@ -207,6 +248,7 @@ mod tests {
             "//v1//unload_lora_adapter//",
             "/v1/load%5flora%5Fadapter",
             "/sleep",
+            "/v2/repository/models/a/load",
             "/pause_generation",
             "/update_weights_from_disk",
             "/init_weights_update_group",
@@ -254,6 +296,22 @@ mod tests {
             "/v1/chat/completions",
         ] {
             assert!(!hides_response(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn models_in_paths() {
+        for (path, model) in [
+            ("/v2/models/a/generate", Some("a")),
+            ("/v2/models/a/versions/1/infer", Some("a")),
+            ("//v2//models/a%20b/generate_stream/", Some("a b")),
+            ("/v2%2Fmodels%2Fa%2Fgenerate", Some("a")),
+            ("/v2/models/a", None),
+            ("/v2/models//", None),
+            ("/v2/rerank", None),
+            ("/v1/models/a/generate", None),
+        ] {
+            assert_eq!(model_in_path(path).as_deref(), model, "{path}");
         }
     }
 

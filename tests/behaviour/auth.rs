@@ -1,5 +1,6 @@
 //! Who may send requests, and what pods see of how that was found out.
 
+mod names;
 mod tokens;
 
 use std::fs;

@@ -154,16 +154,19 @@ fn field_report_38_nothing_reaches_a_pod_behind_a_request_to_switch_until_it_has
     // One that refuses: its answer is passed on, and what came behind is nobody's request.
     let (mut client, mut taken) = opened(&gateway, &pods[0], hidden);
     taken.send(answer(403, "x-own: 1\r\n", "no"));
-    assert!(
-        taken.stays(Duration::from_millis(50)) || pods[0].take_within(Duration::ZERO).is_none()
-    );
     let response = client.response();
     assert_eq!(
         (response.status, response.text(), response.header("x-own")),
         (403, "no".into(), Some("1"))
     );
-    taken.keep();
     assert!(client.is_closed());
+    let mut behind = Vec::new();
+    taken.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    // Its end, or that nothing comes.
+    let _ = taken.stream.read_to_end(&mut behind);
+    assert_eq!(String::from_utf8_lossy(&behind), "");
+    drop(taken);
+    assert!(pods[0].take_within(Duration::from_millis(100)).is_none());
     // Elsewhere the wish is not passed on.
     let mut client = Client::connect(gateway.address);
     let body = "{\"model\":\"base\"}";
@@ -238,4 +241,35 @@ fn silence_of_both_ends_it() {
     taken.wait_closed();
     gateway.wait_metric("sluice_pool_requests_total{pool=\"pool-0\",outcome=\"timed_out\"}", 1.0);
     gateway.wait_idle();
+}
+
+// Whoever talks does not keep a connection alive on which the other side takes nothing.
+#[test]
+fn a_side_that_takes_nothing_is_ended_while_it_talks() {
+    let pods = [RawPod::start()];
+    let gateway = Gateway::start(&plan(&pods).spec("  limits: {streamIdleTimeout: 500ms}"));
+    let outcome =
+        |name: &str| format!("sluice_pool_requests_total{{pool=\"pool-0\",outcome=\"{name}\"}}");
+    for (client_reads, ended) in [(false, "client_gone"), (true, "timed_out")] {
+        let (mut client, mut taken) = opened(&gateway, &pods[0], "");
+        taken.send(SWITCHED);
+        assert_eq!(client.head().status, 101);
+        // Both say more than any buffer holds; one of them listens.
+        let (near, far) = (client.stream.try_clone().unwrap(), taken.stream.try_clone().unwrap());
+        let talks = |mut stream: TcpStream| {
+            thread::spawn(move || while stream.write_all(&[b'x'; 1000]).is_ok() {})
+        };
+        let talkers = [talks(near.try_clone().unwrap()), talks(far.try_clone().unwrap())];
+        let mut heard = if client_reads { near } else { far };
+        let listener = thread::spawn(move || {
+            heard.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut bytes = [0; 64 * 1024];
+            while matches!(heard.read(&mut bytes), Ok(1..)) {}
+        });
+        gateway.wait_metric(&outcome(ended), 1.0);
+        gateway.wait_idle();
+        drop((client, taken));
+        listener.join().unwrap();
+        talkers.into_iter().for_each(|talker| talker.join().unwrap());
+    }
 }

@@ -213,6 +213,12 @@ fn what_is_asked_of_a_response_goes_to_the_pod_that_made_it() {
             taken.keep();
             assert_eq!(client.response().text(), response_body(id));
         }
+        client.send(format!("DELETE /v1/responses/{id} HTTP/1.1\r\nhost: g\r\n\r\n"));
+        let mut taken = pods[*index].take();
+        assert!(taken.head.starts_with(&format!("DELETE /v1/responses/{id} ")), "{}", taken.head);
+        taken.send(answer(200, "", "{\"deleted\":true}"));
+        taken.keep();
+        assert_eq!(client.response().text(), "{\"deleted\":true}");
         // What goes on from it has the pod that knows it, as long as that one can.
         client.post(
             "/v1/responses",
@@ -225,8 +231,14 @@ fn what_is_asked_of_a_response_goes_to_the_pod_that_made_it() {
     }
     gateway.wait_idle();
     assert_eq!(gateway.metric(tokens), counted, "an answer is counted once");
-    client.send("GET /v1/responses/resp_nobody HTTP/1.1\r\nhost: g\r\n\r\n");
-    client.response().assert_error(404, "response_not_found", None);
+    for method in ["GET", "DELETE"] {
+        client.send(format!("{method} /v1/responses/resp_nobody HTTP/1.1\r\nhost: g\r\n\r\n"));
+        client.response().assert_error(404, "response_not_found", None);
+    }
+    for path in ["/v1/responses", "/v1/models/base", "/v1/%72esponses/resp_0"] {
+        client.send(format!("DELETE {path} HTTP/1.1\r\nhost: g\r\n\r\n"));
+        client.response().assert_error(405, "method_not_allowed", None);
+    }
 }
 
 // Its first answer has no tokens; who asks later how it went, and how often, is nothing that was generated.

@@ -27,9 +27,11 @@ pub use self::pod_key::PodKey;
 pub use self::reload::Unusable;
 use crate::config::{self, RateLimits};
 use crate::error::Refusal;
+use crate::gateway::Gateway;
 use crate::limit::{self, Admitted, Limiter};
 use crate::metrics::{KeyMetrics, Metrics};
 use crate::pool::Pool;
+use crate::request::scan::Adapter;
 use crate::route::Target;
 
 /// Who may send requests.
@@ -85,8 +87,8 @@ pub struct Caller {
     pub subject: Option<Box<str>>,
 }
 
-/// Whether `caller` may have `target` answer now, which it calls `model`: by the models of its key, and by the limits of both.
-/// `prompt` are the tokens that its prompt is guessed to have, `most_generated` those that its answer may have.
+/// Whether `caller` may have `target` answer now, which it calls `model`: by the models of its key, of which each of
+/// `adapters` that is named beside it is one, and by the limits of both. `prompt` are the tokens that its prompt is guessed to have, `most_generated` those that its answer may have.
 ///
 /// # Errors
 /// 403 or 429.
@@ -94,6 +96,7 @@ pub fn permit(
     caller: Option<&Caller>,
     model: &str,
     target: &Target,
+    adapters: &[Option<Adapter>],
     prompt: u64,
     most_generated: Option<u64>,
     now: Instant,
@@ -101,7 +104,50 @@ pub fn permit(
     if caller.is_some_and(|caller| !caller.key.allows(model, target)) {
         return Err(Refusal::forbidden(model));
     }
+    for adapter in adapters.iter().flatten() {
+        match adapter {
+            Adapter::Name(name) if caller.is_some_and(|caller| !caller.key.allows_name(name)) => {
+                return Err(Refusal::forbidden(name));
+            }
+            Adapter::Unread if caller.is_some_and(|caller| caller.key.models.is_some()) => {
+                return Err(Refusal::forbidden("(adapters that are not named by one text)"));
+            }
+            Adapter::Name(_) | Adapter::Unread => {}
+        }
+    }
     limit::of_request(caller, &target.pool, prompt, most_generated, now)
+}
+
+/// What lets a request in whose exchange goes on for long.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant<'a> {
+    /// Whose configuration decides.
+    pub gateway: &'a Gateway,
+    /// What the request showed.
+    pub credentials: &'a Credentials,
+    /// Whom that made it.
+    pub caller: &'a Caller,
+    /// What it asked for.
+    pub model: &'a str,
+    /// Where that leads.
+    pub target: &'a Target,
+}
+
+impl Grant<'_> {
+    /// Whether it would be let in now as well. A token's end is no reason against that: it says who may begin.
+    pub fn holds(&self) -> bool {
+        let Self { gateway, credentials, caller, model, target } = self;
+        let auth = gateway.auth();
+        let issuer = auth.tokens.as_ref().map(|tokens| &*tokens.key.name);
+        if !auth.checks || issuer == Some(&*caller.key.name) {
+            return true;
+        }
+        let Some(keys) = &auth.keys else { return false };
+        let in_force = keys.in_force.load();
+        credentials
+            .secrets()
+            .any(|secret| in_force.find(secret).is_some_and(|key| key.allows(model, target)))
+    }
 }
 
 impl Auth {
@@ -283,9 +329,13 @@ impl Key {
     }
 
     /// Whether it is for `name`, which leads to `target`: as the client calls it, or as the model that it is another
-    /// name of. An adapter is a model of its own.
+    /// name of. An adapter is a model of its own, and so is a name that only the pods know.
     pub fn allows(&self, name: &str, target: &Target) -> bool {
-        self.allows_name(name) || target.adapter.is_none() && self.allows_name(&target.pool.model)
+        let pool = &target.pool;
+        let is_alias = || pool.settings().aliases.iter().any(|alias| **alias == *name);
+        let is_base = || *name == *pool.model || is_alias();
+        self.allows_name(name)
+            || target.adapter.is_none() && is_base() && self.allows_name(&pool.model)
     }
 
     fn allows_name(&self, name: &str) -> bool {

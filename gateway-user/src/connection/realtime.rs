@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::refuse;
 use crate::account::log::Asked;
 use crate::account::{self, Exchanged};
-use crate::auth;
+use crate::auth::{self, Grant};
 use crate::client::Client;
 use crate::error::Refusal;
 use crate::flow::head::ClientSide;
@@ -42,32 +42,27 @@ pub(super) async fn exchange(
     let model = head.query.as_deref().and_then(route::model_in_query);
     let asked = Asked { model: model.as_deref(), ..asked };
     let whole = exclusive.map(|pool| Target { pool: Arc::clone(pool), adapter: None });
-    let (model, target) = match (asked.model, &whole) {
-        (model, Some(target)) => (model.unwrap_or(&target.pool.model), target),
-        (Some(model), None) => match routes.find(model) {
-            Some(target) => (model, target),
-            None => {
-                let refusal = Refusal::model_not_found(model);
-                return refuse(client, &refusal, &asked, false, false, worker).await;
-            }
-        },
-        (None, None) => {
-            let refusal = Refusal::bad_field(
-                "model",
-                "model_missing",
-                "Name the model once in the URL: /v1/realtime?model=NAME.",
-            );
-            return refuse(client, &refusal, &asked, false, false, worker).await;
-        }
+    let missing = || {
+        Refusal::bad_field(
+            "model",
+            "model_missing",
+            "Name the model once in the URL: /v1/realtime?model=NAME.",
+        )
+    };
+    let (model, target) = match route::resolve(&routes, whole.as_ref(), asked.model, missing) {
+        Ok(found) => found,
+        Err(refusal) => return refuse(client, &refusal, &asked, false, false, worker).await,
     };
     let adapter = target.adapter.as_deref();
     let asked = Asked { model: Some(model), adapter, ..asked };
     let now = Instant::now();
-    let admitted = match auth::permit(asked.caller, model, target, 0, None, now) {
+    let admitted = match auth::permit(asked.caller, model, target, &[], 0, None, now) {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(client, &refusal, &asked, false, false, worker).await,
     };
     let limits = admitted.headers().to_owned();
+    let (gateway, credentials) = (&*worker.gateway, &head.credentials);
+    let grant = asked.caller.map(|caller| Grant { gateway, credentials, caller, model, target });
     let mut forward = head.forward.clone();
     if worker.gateway.auth().checks() {
         rewrite::without_key_as_protocol(&mut forward);
@@ -95,6 +90,7 @@ pub(super) async fn exchange(
         keep_alive: None,
         for_kernel: false,
         upgrades: true,
+        grant,
         to_head: false,
         side: ClientSide { limits: &limits, ..ClientSide::new(head, false, asked.id) },
     };

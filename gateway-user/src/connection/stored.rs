@@ -1,4 +1,4 @@
-//! Requests about a response that a pod has made before: it is read, or cancelled, by its id.
+//! Requests about a response that a pod has made before: it is read, cancelled or deleted, by its id.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -78,6 +78,7 @@ pub(super) async fn exchange(
         keep_alive: None,
         for_kernel: false,
         upgrades: false,
+        grant: None,
         to_head,
         side: ClientSide { limits: &limits, ..ClientSide::new(head, keep_alive, asked.id) },
     };

@@ -22,6 +22,7 @@ use tracing::{debug, warn};
 use crate::account::tail::Tail;
 use crate::account::usage::Usage;
 use crate::admit;
+use crate::auth::Grant;
 use crate::client::Client;
 use crate::error::Refusal;
 use crate::explain;
@@ -83,6 +84,8 @@ pub struct Request<'a> {
     pub keep_alive: Option<KeepAlive>,
     /// It asks to switch to WebSocket.
     pub upgrades: bool,
+    /// What must hold as long as it goes on switched.
+    pub grant: Option<Grant<'a>>,
     /// It was a HEAD: the answer has no body.
     pub to_head: bool,
     /// How the client takes the answer.
@@ -411,7 +414,7 @@ async fn pass(
     let (status, stream, first_received) =
         (begun.head.status, begun.head.event_stream, begun.received);
     if status == 101 {
-        let tunnelled = tunnel(&begun, &mut upstream, side, client, worker).await;
+        let tunnelled = tunnel(&begun, &mut upstream, side, request.grant, client, worker).await;
         let Tunnelled { outcome, received, first_written, last } = tunnelled;
         if outcome != Outcome::Ok {
             client.reset_on_close(outcome != Outcome::ClientGone);

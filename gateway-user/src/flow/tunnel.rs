@@ -1,12 +1,15 @@
 //! A connection that a pod has switched to another protocol: bytes go both ways until either side ends it.
 //!
 //! They are not looked into. It counts as in flight all that time. Silence of both sides ends it as it ends a stream,
-//! and so does a side that takes nothing of what the other one sends.
+//! and so does a side that takes nothing of what the other one sends, whatever it says itself. Who is let in no more has
+//! it ended as well.
 
 use std::cell::Cell;
+use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::auth::Grant;
 use crate::client::Client;
 use crate::flow::head::ClientSide;
 use crate::flow::send::Begun;
@@ -33,6 +36,7 @@ pub async fn tunnel(
     begun: &Begun,
     upstream: &mut Upstream,
     side: ClientSide<'_>,
+    grant: Option<Grant<'_>>,
     client: &mut Client,
     worker: &Worker,
 ) -> Tunnelled {
@@ -49,7 +53,7 @@ pub async fn tunnel(
         begun.head.write_switch(side, &mut bytes);
         bytes.extend_from_slice(&begun.body);
         loop {
-            if client_writer.write_all(&bytes).await.is_err() {
+            if !matches!(timeout(pause, client_writer.write_all(&bytes)).await, Ok(Ok(()))) {
                 return Outcome::ClientGone;
             }
             if received.get() == begun.body.len() as u64 {
@@ -69,9 +73,11 @@ pub async fn tunnel(
     let up = async {
         let mut bytes = early;
         loop {
-            if pod_writer.write_all([&bytes, &[]]).await.is_err() {
+            match timeout(pause, pod_writer.write_all([&bytes, &[]])).await {
+                Ok(Ok(())) => {}
                 // What the pod has said before it left is still passed on, and tells how it ended.
-                return std::future::pending().await;
+                Ok(Err(_)) => return std::future::pending().await,
+                Err(_) => return Outcome::TimedOut,
             }
             last.set(Instant::now());
             bytes.clear();
@@ -93,11 +99,23 @@ pub async fn tunnel(
             sleep_until(due).await;
         }
     };
+    let revoked = async {
+        match grant {
+            None => std::future::pending().await,
+            Some(grant) => {
+                while grant.holds() {
+                    sleep(GRANT_POLL).await;
+                }
+            }
+        }
+    };
     let outcome = tokio::select! {
         biased;
         outcome = down => outcome,
         outcome = up => outcome,
         outcome = idle => outcome,
+        // As if it had been refused.
+        () = revoked => Outcome::ClientError,
     };
     Tunnelled {
         outcome,
@@ -106,3 +124,6 @@ pub async fn tunnel(
         last: last.get(),
     }
 }
+
+/// How often it is looked whether the client would still be let in. Files with keys are read about as often.
+const GRANT_POLL: Duration = Duration::from_secs(1);

@@ -62,6 +62,8 @@ pub enum Method {
     Head,
     /// POST
     Post,
+    /// DELETE
+    Delete,
     /// Any other.
     Other,
 }
@@ -275,6 +277,7 @@ impl<'a> Fields<'a> {
                 "GET" => Method::Get,
                 "HEAD" => Method::Head,
                 "POST" => Method::Post,
+                "DELETE" => Method::Delete,
                 _ => Method::Other,
             },
             path: path.into(),
