@@ -26,17 +26,19 @@ pub struct Status {
 
 /// What became of one pool.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase")]
 pub struct SchedulerStatus {
     /// Its name.
     #[schemars(length(max = 63))]
     pub name: String,
     /// Pods that its selector matches, each as often as it has target ports, and pods that it lists.
+    #[serde(default)]
     pub matched: u32,
     /// Those of them that may get requests.
+    #[serde(default)]
     pub ready: u32,
     /// What a person should know of it; empty if all is well.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub message: Option<String>,
 }

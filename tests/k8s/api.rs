@@ -1,0 +1,122 @@
+//! A client of the API server that says JSON as it is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use http::{Method, Request};
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+/// Requests about one namespace, which is the test's own.
+pub(crate) struct Api {
+    client: Client,
+    /// Its name.
+    pub(crate) namespace: String,
+}
+
+impl Api {
+    /// A new namespace, in a cluster that has the resource definitions.
+    pub(crate) async fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        assert!(std::env::var_os("KUBECONFIG").is_some(), "run this by: cargo xtask k8s test");
+        let client = Client::try_default().await.unwrap();
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let api = Self { client, namespace: format!("test-{}-{number}", std::process::id()) };
+        let definitions = fs::read_dir(std::env::var("SLUICE_TEST_DEFINITIONS").unwrap()).unwrap();
+        let mut files: Vec<PathBuf> = definitions.map(|entry| entry.unwrap().path()).collect();
+        files.push(repository().join("deploy/crds/inferencegatewayconfigs.yaml"));
+        for file in files {
+            api.define(&yaml(&fs::read_to_string(file).unwrap())).await;
+        }
+        let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": api.namespace } });
+        let path = format!("/api/v1/namespaces/{}", api.namespace);
+        api.apply(&path, &namespace).await.unwrap();
+        api
+    }
+
+    /// Applies a definition of resources and waits until it holds.
+    async fn define(&self, definition: &Value) {
+        let name = definition["metadata"]["name"].as_str().unwrap();
+        let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
+        self.apply(&path, definition).await.unwrap();
+        for _ in 0..200 {
+            let said = self.get(&path).await.unwrap();
+            let conditions = said["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let is =
+                |kind: &str| conditions.iter().any(|c| c["type"] == kind && c["status"] == "True");
+            assert!(!is("NonStructuralSchema"), "{conditions:?}");
+            if is("Established") {
+                return;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        panic!("{name} is not established");
+    }
+
+    /// The path of an `InferenceGatewayConfig`.
+    pub(crate) fn config(&self, name: &str) -> String {
+        let namespace = &self.namespace;
+        format!(
+            "/apis/gateway.sluice.dev/v1alpha1/namespaces/{namespace}/inferencegatewayconfigs/{name}"
+        )
+    }
+
+    /// Applies an object as `kubectl apply --server-side` does, which knows no unknown field; the answer, or the message.
+    pub(crate) async fn apply(&self, path: &str, object: &Value) -> Result<Value, String> {
+        let path = format!("{path}?fieldManager=test&force=true&fieldValidation=Strict");
+        self.send(Method::PATCH, &path, "application/apply-patch+yaml", object).await
+    }
+
+    /// Makes an `InferenceGatewayConfig` as far as to know whether it would be taken.
+    pub(crate) async fn try_config(&self, object: &Value) -> Result<Value, String> {
+        let path = self.config("");
+        let path = format!("{}?dryRun=All&fieldValidation=Strict", path.trim_end_matches('/'));
+        self.send(Method::POST, &path, "application/json", object).await
+    }
+
+    /// An object.
+    pub(crate) async fn get(&self, path: &str) -> Result<Value, String> {
+        self.send(Method::GET, path, "application/json", &Value::Null).await
+    }
+
+    /// The table that `kubectl get` shows of one object: its columns' names and its cells.
+    pub(crate) async fn table(&self, path: &str) -> Vec<(String, Value)> {
+        let request =
+            Request::get(path).header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
+        let table: Value = self.client.request(request.body(Vec::new()).unwrap()).await.unwrap();
+        let names = table["columnDefinitions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|c| c["name"].as_str().unwrap().to_owned());
+        names.zip(table["rows"][0]["cells"].as_array().unwrap().clone()).collect()
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        body: &Value,
+    ) -> Result<Value, String> {
+        let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(body).unwrap() };
+        let request = Request::builder().method(method).uri(path).header("content-type", kind);
+        self.client.request(request.body(body).unwrap()).await.map_err(|error| match error {
+            kube::Error::Api(status) => status.message.clone(),
+            other => other.to_string(),
+        })
+    }
+}
+
+/// A YAML text as JSON.
+pub(crate) fn yaml(text: &str) -> Value {
+    serde_saphyr::from_str(text).unwrap()
+}
+
+/// The root of the repository.
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}

@@ -1,0 +1,7 @@
+//! What needs a Kubernetes API server: `cargo xtask k8s test` starts one and runs this.
+//!
+//! Each test has a namespace of its own. No node and no controller runs, so that a test says itself what a kubelet would:
+//! that a pod is ready, and at which address of the loopback interface it listens.
+
+mod api;
+mod definition;
