@@ -4,65 +4,111 @@
 //! status say so. What cannot change under open sockets ([`fixed`]) stays as it was, which they say as well: a takeover
 //! brings it in.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::Signal;
-use tokio::task::spawn_blocking;
+use tokio::task::{spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::auth::reload::{follow_issuer, prepare};
 use crate::auth::{Auth, Unusable};
 use crate::config::{self, Config, Errors, Loaded, Scheduler};
+use crate::discover::Cluster;
 use crate::gateway::{Configured, Gateway};
 use crate::metrics::Reload;
 use crate::pool::Settings;
 use crate::watch::Watchers;
 
-/// Follows the file with the configuration. Lives on the control thread.
+/// Where the configuration is from.
+#[derive(Debug)]
+pub enum Origin {
+    /// A file.
+    File(PathBuf),
+    /// A cluster.
+    Cluster(Cluster),
+}
+
+/// Follows the configuration. Lives on the control thread.
 #[derive(Debug)]
 pub struct Reloader {
     gateway: Arc<Gateway>,
     watchers: Watchers,
-    file: PathBuf,
 }
 
 impl Reloader {
-    /// Of a daemon that runs with what `file` holds.
-    pub fn new(gateway: &Arc<Gateway>, watchers: Watchers, file: PathBuf) -> Self {
-        Self { gateway: Arc::clone(gateway), watchers, file }
+    /// Of a daemon that runs.
+    pub fn new(gateway: &Arc<Gateway>, watchers: Watchers) -> Self {
+        Self { gateway: Arc::clone(gateway), watchers }
+    }
+
+    /// Takes what becomes of the configuration. Never ends.
+    pub async fn follow(self, origin: Origin, hangup: Signal) {
+        match origin {
+            Origin::File(file) => self.follow_file(&file, hangup).await,
+            Origin::Cluster(cluster) => self.follow_cluster(cluster).await,
+        }
+    }
+
+    /// Takes what a cluster's objects come to, which changes with every pod that is or is not ready.
+    async fn follow_cluster(&self, mut cluster: Cluster) {
+        let name = format!("namespace {}", cluster.namespace);
+        let (hearing, counted) = (cluster.hearing(), Arc::clone(&self.gateway.counted));
+        spawn_local(async move {
+            loop {
+                counted.cluster_age(hearing.age());
+                sleep(LOOK).await;
+            }
+        });
+        let mut taken: Option<Result<Loaded, Errors>> = None;
+        loop {
+            // Without an object or a pool there is nothing to serve; listeners and all else stay as they were.
+            let found = cluster.next().await.config.unwrap_or_else(|| {
+                let mut config = (**self.gateway.config()).clone();
+                config.schedulers.clear();
+                Ok(Loaded { config, notes: Vec::new(), meanings: Vec::new() })
+            });
+            if taken.as_ref() == Some(&found) {
+                continue;
+            }
+            match (&taken, &found) {
+                // Pods come and go, and nobody has changed the configuration.
+                (Some(Ok(before)), Ok(now)) if podless(before) == podless(now) => {
+                    if let Err(why) = apply(&self.gateway, now.config.clone()).await {
+                        warn!("{name}: {why}; the pods before stay in force");
+                    }
+                    self.watchers.settle();
+                }
+                _ => self.take(&name, found.clone()).await,
+            }
+            taken = Some(found);
+        }
     }
 
     /// Takes the file's content whenever it has changed and has then stayed the same for a second, or at once when
-    /// `hangup` comes. Never ends.
-    pub async fn follow(self, mut hangup: Signal) {
-        let mut taken = self.load().await;
+    /// `hangup` comes.
+    async fn follow_file(&self, file: &Path, mut hangup: Signal) {
+        let name = file.display().to_string();
+        let mut taken = load(file).await;
         let mut before = taken.clone();
         loop {
             let asked = tokio::select! {
                 () = sleep(LOOK) => false,
                 _ = hangup.recv() => true,
             };
-            let now = self.load().await;
+            let now = load(file).await;
             // Who writes a file may not be done yet.
             let is_settled = now == std::mem::replace(&mut before, now.clone());
             if asked || now != taken && is_settled {
                 taken = now.clone();
-                self.take(now).await;
+                self.take(&name, now).await;
             }
         }
     }
 
-    async fn load(&self) -> Result<Loaded, Errors> {
-        let file = self.file.clone();
-        let loaded = spawn_blocking(move || config::load(&file)).await;
-        // It neither panics nor is cancelled.
-        loaded.unwrap_or_else(|error| Err(Errors::whole("the configuration", error.to_string())))
-    }
-
-    async fn take(&self, loaded: Result<Loaded, Errors>) {
+    async fn take(&self, name: &str, loaded: Result<Loaded, Errors>) {
         let result = match loaded {
             Ok(loaded) => {
                 loaded.notes.iter().for_each(|note| warn!("{note}"));
@@ -70,20 +116,19 @@ impl Reloader {
             }
             Err(errors) => Err(errors.to_string()),
         };
-        let file = self.file.display();
         match &result {
             Ok(waiting) => {
                 self.watchers.settle();
-                info!("{file}: read anew");
+                info!("{name}: read anew");
                 if !waiting.is_empty() {
                     warn!(
-                        "{file}: {} cannot change while the gateway runs and stays as it was: \
+                        "{name}: {} cannot change while the gateway runs and stays as it was: \
                          start another with --takeover",
                         waiting.join(", ")
                     );
                 }
             }
-            Err(why) => warn!("{file}: {why}; the configuration before stays in force"),
+            Err(why) => warn!("{name}: {why}; the configuration before stays in force"),
         }
         let outcome = if result.is_ok() { Reload::Done } else { Reload::Failed };
         let (waiting, trouble) = match result {
@@ -93,6 +138,20 @@ impl Reloader {
         self.gateway.counted.config_read(outcome, trouble.is_some() || !waiting.is_empty());
         self.gateway.set_configured(Configured { waiting, trouble });
     }
+}
+
+/// What somebody has written.
+fn podless(loaded: &Loaded) -> Loaded {
+    let mut loaded = loaded.clone();
+    loaded.config.schedulers.iter_mut().for_each(|scheduler| scheduler.pods.clear());
+    loaded
+}
+
+async fn load(file: &Path) -> Result<Loaded, Errors> {
+    let file = file.to_owned();
+    let loaded = spawn_blocking(move || config::load(&file)).await;
+    // It neither panics nor is cancelled.
+    loaded.unwrap_or_else(|error| Err(Errors::whole("the configuration", error.to_string())))
 }
 
 /// Has `config` hold from now on, but for what is [`fixed`], of which it returns what would have changed.

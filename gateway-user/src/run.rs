@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
-use tokio::task::{LocalSet, spawn_local};
+use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
@@ -19,6 +19,7 @@ use crate::admin::{self, Admin};
 use crate::auth;
 use crate::config::{Config, Loaded, Protocol, Scheduler, VirtualAddress};
 use crate::direct::Exclusive;
+use crate::discover::{self, Cluster};
 use crate::exchange::Exchange;
 use crate::flow::path::Paths;
 use crate::gateway::Gateway;
@@ -26,23 +27,38 @@ use crate::kernel::{Flows, give_back_large_blocks};
 use crate::listen::{self, bind, bind_all, bind_alone};
 use crate::metrics::Arrival;
 use crate::publish::{Bound, Steered};
-use crate::reload::Reloader;
+use crate::reload::{Origin, Reloader};
 use crate::takeover::{Description, Handed, Handover, Inherited, Predecessor, Role, Successor};
 use crate::tls::Tls;
 use crate::watch::Watchers;
 
+/// Where the configuration is from; it is looked at again while the daemon runs.
+#[derive(Debug)]
+pub enum Source {
+    /// A file, and what it holds.
+    File(Box<Loaded>, PathBuf),
+    /// Objects of a Kubernetes cluster.
+    Cluster(discover::Options),
+}
+
 /// Runs the daemon until a signal or a successor stops it. Fails only before it serves.
 ///
-/// The configuration is `loaded` from `file`, which is looked at again while the daemon runs. With `takeover`, it takes the sockets of the daemon that runs, if one does.
-pub fn run(loaded: Loaded, file: PathBuf, takeover: bool) -> anyhow::Result<()> {
-    let Loaded { config, notes, meanings: _ } = loaded;
-    for note in &notes {
-        warn!("{note}");
-    }
+/// With `takeover`, it takes the sockets of the daemon that runs, if one does.
+pub fn run(source: Source, takeover: bool) -> anyhow::Result<()> {
     raise_descriptors();
     give_back_large_blocks();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (threads, cut) = LocalSet::new().block_on(&runtime, daemon(config, file, takeover))?;
+    let (threads, cut) = LocalSet::new().block_on(&runtime, async {
+        let (loaded, origin) = match source {
+            Source::File(loaded, file) => (*loaded, Origin::File(file)),
+            Source::Cluster(options) => {
+                let mut cluster = Cluster::follow(&options).await?;
+                (cluster.first().await, Origin::Cluster(cluster))
+            }
+        };
+        loaded.notes.iter().for_each(|note| warn!("{note}"));
+        daemon(loaded.config, origin, takeover).await
+    })?;
     for thread in threads {
         if thread.join().is_err() {
             warn!("a worker ended by a panic");
@@ -55,7 +71,7 @@ pub fn run(loaded: Loaded, file: PathBuf, takeover: bool) -> anyhow::Result<()> 
 /// Starts everything and goes on with [`control`]. Returns what that does, and the workers.
 async fn daemon(
     config: Config,
-    file: PathBuf,
+    origin: Origin,
     takeover: bool,
 ) -> anyhow::Result<(Vec<JoinHandle<()>>, usize)> {
     let workers = match config.workers {
@@ -137,8 +153,10 @@ async fn daemon(
         addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         admin.local_addr().unwrap_or(gateway.config().admin),
     );
-    let reloader = Reloader::new(&gateway, watchers, file);
-    let cut = control(&gateway, reloader, admin, &steered, handover, &changed, &mut ended).await?;
+    let hangup = signal(SignalKind::hangup())?;
+    let reloading = spawn_local(Reloader::new(&gateway, watchers).follow(origin, hangup));
+    let reloading = reloading.abort_handle();
+    let cut = control(&gateway, reloading, admin, &steered, handover, &changed, &mut ended).await?;
     Ok((threads, cut))
 }
 
@@ -347,7 +365,7 @@ fn spread(mut sockets: Vec<TcpListener>, workers: usize) -> io::Result<Vec<TcpLi
 /// stopped, with how many connections had to be cut for that.
 async fn control(
     gateway: &Arc<Gateway>,
-    reloader: Reloader,
+    reloading: AbortHandle,
     admin: TcpListener,
     steered: &Rc<Steered>,
     handover: Option<Handover>,
@@ -368,7 +386,6 @@ async fn control(
     for log in [steered.take_log(), flows.and_then(Flows::take_log)].into_iter().flatten() {
         spawn_local(log.follow());
     }
-    let reloading = spawn_local(reloader.follow(signal(SignalKind::hangup())?));
     let mut stopped = gateway.stop_signal();
     let successor = tokio::select! {
         _ = terminate.recv() => {

@@ -1,6 +1,7 @@
 //! A client of the API server that says JSON as it is.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -75,6 +76,44 @@ impl Api {
         let path = self.config("");
         let path = format!("{}?dryRun=All&fieldValidation=Strict", path.trim_end_matches('/'));
         self.send(Method::POST, &path, "application/json", object).await
+    }
+
+    /// Changes some fields.
+    pub(crate) async fn merge(&self, path: &str, change: &Value) -> Result<Value, String> {
+        self.send(Method::PATCH, path, "application/merge-patch+json", change).await
+    }
+
+    /// Deletes an object at once.
+    pub(crate) async fn delete(&self, path: &str) {
+        let path = format!("{path}?gracePeriodSeconds=0");
+        self.send(Method::DELETE, &path, "application/json", &Value::Null).await.unwrap();
+    }
+
+    /// The path of a pod.
+    pub(crate) fn pod(&self, name: &str) -> String {
+        format!("/api/v1/namespaces/{}/pods/{name}", self.namespace)
+    }
+
+    /// Makes a pod with the label `app`, which is at this address and ready.
+    pub(crate) async fn make_pod(&self, name: &str, app: &str, ip: IpAddr) {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": name, "labels": { "app": app } },
+            "spec": { "containers": [{ "name": "engine", "image": "engine" }] },
+        });
+        self.apply(&self.pod(name), &pod).await.unwrap();
+        let status = json!({ "status": {
+            "phase": "Running", "podIP": ip, "podIPs": [{ "ip": ip }],
+            "conditions": [{ "type": "Ready", "status": "True" }],
+        } });
+        self.merge(&format!("{}/status", self.pod(name)), &status).await.unwrap();
+    }
+
+    /// Says of a pod whether it is ready.
+    pub(crate) async fn set_ready(&self, name: &str, ready: bool) {
+        let ready = if ready { "True" } else { "False" };
+        let status = json!({ "status": { "conditions": [{ "type": "Ready", "status": ready }] } });
+        self.merge(&format!("{}/status", self.pod(name)), &status).await.unwrap();
     }
 
     /// An object.

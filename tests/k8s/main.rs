@@ -5,3 +5,6 @@
 
 mod api;
 mod definition;
+mod outage;
+mod pods;
+mod proxy;

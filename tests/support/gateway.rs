@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -159,10 +159,23 @@ impl Gateway {
                 command
             }
         };
+        command.args(["run", "--config"]).arg(&config).args(&plan.options);
+        Self::begin(&mut command, config, (port, admin))
+    }
+
+    /// Starts a gateway that takes its configuration from a cluster, and waits until it listens.
+    pub fn of_cluster(kubeconfig: &Path, namespace: &str) -> Self {
+        let mut command = Command::new(binary("sluice"));
+        command.args(["run", "--kubernetes", "--namespace", namespace, "--node", "node-1"]);
+        command.env("KUBECONFIG", kubeconfig);
+        match Self::begin(&mut command, PathBuf::new(), (0, 0)) {
+            Ok(gateway) => gateway,
+            Err(log) => panic!("sluice ended:\n{log}"),
+        }
+    }
+
+    fn begin(command: &mut Command, config: PathBuf, ports: (u16, u16)) -> Result<Self, String> {
         let mut child = command
-            .args(["run", "--config"])
-            .arg(&config)
-            .args(&plan.options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -180,7 +193,6 @@ impl Gateway {
         });
         let reading = Some(reading);
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
-        let ports = (port, admin);
         let (address, admin) = (nowhere, nowhere);
         let mut gateway = Self { address, admin, child, log, reading, config, ports };
         let deadline = Instant::now() + PATIENCE;

@@ -21,7 +21,8 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::account::log as access;
 use crate::config;
-use crate::run;
+use crate::discover;
+use crate::run::{self, Source};
 
 /// An inference gateway: sends each LLM request to the pod with the most room for it, by live GPU signals.
 #[derive(Debug, Parser)]
@@ -41,8 +42,10 @@ enum Command {
         The configuration may change while it runs: its file is looked at once a second, and at once with SIGHUP.")]
     Run {
         /// The configuration, see `sluice check --defaults`.
-        #[arg(long, value_name = "FILE")]
-        config: PathBuf,
+        #[arg(long, value_name = "FILE", required_unless_present = "kubernetes")]
+        config: Option<PathBuf>,
+        #[command(flatten)]
+        cluster: Cluster,
         /// Take the listeners of the gateway that runs with this admin address, without refusing a
         /// connection; it finishes its streams and leaves. With none running, start as usual.
         #[arg(long)]
@@ -69,6 +72,23 @@ enum Command {
     Explain(explain::Options),
 }
 
+/// A cluster as the source of the configuration.
+#[derive(Debug, clap::Args)]
+struct Cluster {
+    /// Take the configuration and the pods from the Kubernetes cluster that this is a pod of, or that KUBECONFIG names.
+    #[arg(long, conflicts_with = "config")]
+    kubernetes: bool,
+    /// With --kubernetes: the namespace of the objects and pods [default: this pod's own]
+    #[arg(long, value_name = "NAMESPACE", requires = "kubernetes")]
+    namespace: Option<String>,
+    /// With --kubernetes: the InferenceGatewayConfig [default: the only one, or the oldest]
+    #[arg(long, value_name = "NAME", requires = "kubernetes")]
+    name: Option<String>,
+    /// With --kubernetes: the node that this runs on.
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node: Option<String>,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LogFormat {
     /// For people.
@@ -82,7 +102,7 @@ pub fn main() -> ExitCode {
     let Args { command, log_format } = Args::parse();
     start_log(log_format);
     match command {
-        Command::Run { config, takeover } => serve(&config, takeover),
+        Command::Run { config, cluster, takeover } => serve(config, cluster, takeover),
         Command::Check(options) => check::run(&options).unwrap_or_else(|error| {
             eprintln!("sluice: {error:#}");
             ExitCode::FAILURE
@@ -95,15 +115,21 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn serve(path: &std::path::Path, takeover: bool) -> ExitCode {
-    let loaded = match config::load(path) {
-        Ok(loaded) => loaded,
-        Err(errors) => {
-            eprintln!("{errors}");
-            return ExitCode::FAILURE;
+fn serve(file: Option<PathBuf>, cluster: Cluster, takeover: bool) -> ExitCode {
+    let source = match file {
+        Some(file) => match config::load(&file) {
+            Ok(loaded) => Source::File(Box::new(loaded), file),
+            Err(errors) => {
+                eprintln!("{errors}");
+                return ExitCode::FAILURE;
+            }
+        },
+        None => {
+            let Cluster { kubernetes: _, namespace, name, node } = cluster;
+            Source::Cluster(discover::Options { namespace, name, node })
         }
     };
-    match run::run(loaded, path.to_owned(), takeover) {
+    match run::run(source, takeover) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("sluice: {error:#}");

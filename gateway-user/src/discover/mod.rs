@@ -6,12 +6,16 @@
 //! 3. [`resolve`]: all objects together to one [`Config`](crate::config::Config) with its pods, and what a person should
 //!    know of each pool. Pure: no IO, no clock.
 //! 4. [`conditions`]: that again, as the object's status.
+//! 5. [`cluster`]: follows the API server and resolves what is there after each change; the only part with IO.
 //!
 //! Nothing here writes to a pod or to a pool.
 
+pub mod cluster;
 pub mod conditions;
+mod follow;
 pub mod objects;
 pub mod resolve;
 pub mod selector;
 
+pub use self::cluster::{Cluster, Options};
 pub use self::resolve::{Resolved, Snapshot, resolve};

@@ -154,6 +154,7 @@ fn keys(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {
     let gateway = &shared.gateway;
     writer.family(&metric::CONFIG_RELOADS)?.add_each(None, &gateway.config_reloads)?;
     writer.one(&metric::CONFIG_PENDING, Some(&gateway.config_pending))?;
+    writer.one(&metric::CLUSTER_AGE, gateway.cluster_age.get())?;
     let auth = shared.gateway.auth.get();
     let mut family = writer.family(&metric::AUTH_KEYS)?;
     for (source, known) in auth.into_iter().flat_map(|auth| auth.known.iter()) {

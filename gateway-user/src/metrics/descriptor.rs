@@ -135,6 +135,8 @@ describe! {
     CONFIG_RELOADS: Counter "config_reloads" ["result"];
     /// 1 while the configuration as it was read last is not or not wholly in force, else 0.
     CONFIG_PENDING: Gauge "config_pending" [];
+    /// Seconds since the API server of Kubernetes was last heard; without a change that is once a minute.
+    CLUSTER_AGE: Gauge "cluster_age_seconds" [];
 
     /// Keys in force, by what they are from.
     AUTH_KEYS: Gauge "auth_keys" ["source"];

@@ -1,6 +1,7 @@
 //! The handles that belong to no pool.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
@@ -36,6 +37,7 @@ pub struct GatewayMetrics {
     pub(super) auth: OnceLock<AuthCounts>,
     pub(super) config_reloads: ByLabel<Reload, Counter>,
     pub(super) config_pending: Gauge,
+    pub(super) cluster_age: OnceLock<Gauge>,
     recent: Mutex<Window>,
     start: Instant,
 }
@@ -64,6 +66,7 @@ impl GatewayMetrics {
             auth: OnceLock::new(),
             config_reloads: ByLabel::default(),
             config_pending: Gauge::default(),
+            cluster_age: OnceLock::new(),
             recent: Mutex::default(),
             start: Instant::now(),
         }
@@ -103,6 +106,12 @@ impl GatewayMetrics {
     pub fn config_read(&self, result: Reload, is_pending: bool) {
         count(self.config_reloads.get(result));
         self.config_pending.set(is_pending.into());
+    }
+
+    /// Says for how long the API server has not been heard. Its series begins with the first call.
+    pub fn cluster_age(&self, age: Duration) {
+        let seconds = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
+        self.cluster_age.get_or_init(Gauge::default).set(seconds);
     }
 
     /// Takes what the kernel has counted since the start: workers' sockets passed over, and

@@ -386,6 +386,7 @@ fn full() -> Metrics {
     gateway.datagram(Datagram::Taken);
     gateway.tls().handshake(Handshake::Done);
     gateway.tls().certificates(&[Expiry { file: "tls.crt".into(), at: 1_800_000_000 }]);
+    gateway.cluster_age(std::time::Duration::from_secs(7));
     gateway.auth_keys(AuthSource::Keys, 2);
     gateway.reloaded(AuthSource::Keys, Reload::Done);
     pool.peers(1);

@@ -1,0 +1,290 @@
+//! Keeps up with the objects of one kind: lists them, then hears of every change.
+//!
+//! A watch begins where the list or the watch before it ended, so that nothing is missed and nothing is listed twice. It
+//! is listed anew only when the API server no longer knows that place (410), or when other labels are asked for. The API
+//! server ends each watch after about a minute and bookmarks say how far it got: whoever hears nothing for longer has
+//! lost it, and is not told so by a connection that is dead without a word.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::TryStreamExt as _;
+use kube::Client;
+use kube::core::Request;
+use kube::core::WatchEvent;
+use kube::core::params::{ListParams, WatchParams};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch::Receiver;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::objects::{GatewayConfig, InferencePool, Meta, Node, Pod};
+
+/// An object of some kind.
+pub(super) trait Object: Clone + DeserializeOwned {
+    /// Its name and so on.
+    fn meta(&self) -> &Meta;
+}
+
+/// What became of the objects of one kind.
+#[derive(Debug)]
+pub(super) enum Change<T> {
+    /// These are all, with the labels that were asked for.
+    All(Vec<T>, String),
+    /// This one is new, or other than it was.
+    Set(T),
+    /// This one is gone.
+    Gone(T),
+}
+
+/// Which objects.
+#[derive(Clone, Debug)]
+pub(super) struct Kind {
+    /// Their name in messages.
+    pub(super) name: &'static str,
+    /// Their path.
+    pub(super) path: String,
+    /// Of each no more than its name and labels.
+    pub(super) metadata_only: bool,
+    /// The labels that they must have; `None` until that is known.
+    pub(super) labels: Receiver<Option<String>>,
+    /// When the API server was last heard.
+    pub(super) heard: Rc<Cell<Instant>>,
+}
+
+/// Why a watch is over.
+enum Over {
+    /// In order: the next one begins at this version.
+    Next(String),
+    /// The list has to be made anew.
+    Relist,
+}
+
+/// Calls `take` for all that becomes of these objects. Never ends.
+pub(super) async fn follow<T: Object>(client: Client, mut kind: Kind, take: impl Fn(Change<T>)) {
+    let mut failures = 0;
+    loop {
+        let Some(labels) = kind.labels.borrow_and_update().clone() else {
+            if kind.labels.changed().await.is_err() {
+                return; // nobody is interested any more
+            }
+            continue;
+        };
+        match list::<T>(&client, &kind, &labels).await {
+            Ok((objects, version)) => {
+                debug!("{}: {} listed", kind.name, objects.len());
+                take(Change::All(objects, labels.clone()));
+                watch(&client, &kind, &labels, version, &mut failures, &take).await;
+            }
+            // Not known here, or none of the gateway's business: as good as none, and looked for again.
+            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => {
+                kind.heard.set(Instant::now());
+                if failures == 0 {
+                    info!("{}: {}; taken for none", kind.name, status.message);
+                }
+                take(Change::All(Vec::new(), labels));
+                failures = failures.max(FAILURES_OF_MISSING);
+                pause(&mut failures).await;
+            }
+            Err(error) => {
+                told(&kind, failures, &error);
+                pause(&mut failures).await;
+            }
+        }
+    }
+}
+
+async fn list<T: Object>(
+    client: &Client,
+    kind: &Kind,
+    labels: &str,
+) -> Result<(Vec<T>, String), kube::Error> {
+    let request = Request::new(&kind.path);
+    let mut params = ListParams::default().labels(labels).limit(PAGE);
+    let mut objects = Vec::new();
+    loop {
+        let asked = match kind.metadata_only {
+            true => request.list_metadata(&params),
+            false => request.list(&params),
+        };
+        let asked = client.request::<List<T>>(asked.map_err(kube::Error::BuildRequest)?);
+        let Ok(answer) = timeout(LIST, asked).await else { return Err(silence()) };
+        let List { metadata, items } = answer?;
+        kind.heard.set(Instant::now());
+        objects.extend(items);
+        if metadata.r#continue.is_empty() {
+            return Ok((objects, metadata.resource_version));
+        }
+        params = params.continue_token(&metadata.r#continue);
+    }
+}
+
+/// Watches from a version on, for as long as one watch can follow on another.
+async fn watch<T: Object>(
+    client: &Client,
+    kind: &Kind,
+    labels: &str,
+    mut version: String,
+    failures: &mut u32,
+    take: &impl Fn(Change<T>),
+) {
+    loop {
+        let begun = version.clone();
+        let mut place = version.clone();
+        let mut asked = kind.labels.clone();
+        let watched = tokio::select! {
+            watched = watch_once(client, kind, labels, &begun, &mut place, take) => watched,
+            // Others are asked for.
+            _ = asked.changed() => return,
+        };
+        match watched {
+            Ok(Over::Next(next)) => {
+                *failures = 0;
+                version = next;
+            }
+            Ok(Over::Relist) => return,
+            Err(error) => {
+                if place != begun {
+                    *failures = 0;
+                }
+                told(kind, *failures, &error);
+                // What came before the failure is known.
+                version = place;
+                pause(failures).await;
+            }
+        }
+    }
+}
+
+async fn watch_once<T: Object>(
+    client: &Client,
+    kind: &Kind,
+    labels: &str,
+    version: &str,
+    place: &mut String,
+    take: &impl Fn(Change<T>),
+) -> Result<Over, kube::Error> {
+    let seconds = fastrand::u32(WATCH.start..WATCH.end);
+    let params = WatchParams::default().labels(labels).timeout(seconds);
+    let request = Request::new(&kind.path);
+    let asked = match kind.metadata_only {
+        true => request.watch_metadata(&params, version),
+        false => request.watch(&params, version),
+    };
+    let asked = client.request_events::<T>(asked.map_err(kube::Error::BuildRequest)?);
+    let over = async {
+        let mut events = std::pin::pin!(asked.await?);
+        kind.heard.set(Instant::now());
+        while let Some(event) = events.try_next().await? {
+            kind.heard.set(Instant::now());
+            match event {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    place.clone_from(&object.meta().resource_version);
+                    take(Change::Set(object));
+                }
+                WatchEvent::Deleted(object) => {
+                    place.clone_from(&object.meta().resource_version);
+                    take(Change::Gone(object));
+                }
+                WatchEvent::Bookmark(mark) => place.clone_from(&mark.metadata.resource_version),
+                WatchEvent::Error(status) if is_forgotten(status.code) => return Ok(Over::Relist),
+                WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+            }
+        }
+        Ok(Over::Next(place.clone()))
+    };
+    match timeout(Duration::from_secs(seconds.into()) + GRACE, over).await {
+        Ok(Err(kube::Error::Api(status))) if is_forgotten(status.code) => Ok(Over::Relist),
+        Ok(over) => over,
+        Err(_) => Err(silence()),
+    }
+}
+
+/// Whether the API server no longer knows the place where a watch is to begin.
+fn is_forgotten(code: u16) -> bool {
+    code == 410
+}
+
+fn silence() -> kube::Error {
+    kube::Error::Service("no answer in time".into())
+}
+
+fn told(kind: &Kind, failures: u32, error: &kube::Error) {
+    // Once for each outage; the metrics say how long it lasts.
+    if failures == 0 {
+        warn!("{}: {error}; what is known so far stays in force", kind.name);
+    } else {
+        debug!("{}: {error}", kind.name);
+    }
+}
+
+/// Waits longer from failure to failure, and never as long as another gateway.
+async fn pause(failures: &mut u32) {
+    let longest = FIRST_PAUSE.saturating_mul(1 << (*failures).min(16)).min(LAST_PAUSE);
+    *failures = failures.saturating_add(1);
+    sleep(longest.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(bound = "T: DeserializeOwned")]
+struct List<T> {
+    metadata: ListMeta,
+    // `null` if a server in Go had none to put in.
+    #[serde(default = "Vec::new", deserialize_with = "or_none")]
+    items: Vec<T>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMeta {
+    resource_version: String,
+    #[serde(default)]
+    r#continue: String,
+}
+
+fn or_none<'de, D: serde::Deserializer<'de>, T: DeserializeOwned>(
+    from: D,
+) -> Result<Vec<T>, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+impl Object for GatewayConfig {
+    fn meta(&self) -> &Meta {
+        &self.metadata
+    }
+}
+
+impl Object for InferencePool {
+    fn meta(&self) -> &Meta {
+        &self.metadata
+    }
+}
+
+impl Object for Pod {
+    fn meta(&self) -> &Meta {
+        &self.metadata
+    }
+}
+
+impl Object for Node {
+    fn meta(&self) -> &Meta {
+        &self.metadata
+    }
+}
+
+/// Objects in one answer of a list.
+const PAGE: u32 = 500;
+/// For one such answer.
+const LIST: Duration = Duration::from_secs(30);
+/// How many seconds a watch lasts: by lot, so that gateways that began together part.
+const WATCH: std::ops::Range<u32> = 45..75;
+/// How much longer than that it is waited for its end.
+const GRACE: Duration = Duration::from_secs(15);
+/// Between the first failure and the next attempt.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Between attempts, at most.
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// A kind that is not there is looked for again as after so many failures.
+const FAILURES_OF_MISSING: u32 = 8;
