@@ -140,3 +140,28 @@ fn a_request_that_no_pod_could_take_says_so() {
     assert_eq!((&line["outcome"], &line["status"]), (&json!("rejected"), &json!(503)));
     assert!(line["reason"].is_string() && line["path"].is_null(), "{line:#}");
 }
+
+// Whoever reads the log may stop doing so: requests go on, and what is lost of the log is counted.
+#[test]
+fn a_log_that_nobody_reads_costs_lines_and_no_request() {
+    let pods = [RawPod::start()];
+    let mut gateway = Gateway::start(&logged(&pods));
+    let asked = 6000;
+    let dropped = {
+        let _unread = gateway.hold_log();
+        let mut client = Client::connect(gateway.address);
+        for _ in 0..asked / 100 {
+            client.send("GET /nope HTTP/1.1\r\nhost: g\r\n\r\n".repeat(100));
+            for _ in 0..100 {
+                assert_eq!(client.response().status, 404);
+            }
+        }
+        gateway.metric("sluice_gateway_access_log_dropped_total").unwrap()
+    };
+    assert!((1.0..f64::from(asked)).contains(&dropped), "{dropped}");
+    // All the others are written, also at the end.
+    gateway.signal("TERM");
+    assert!(gateway.wait_exit(PATIENCE).success());
+    let lines = gateway.log().lines().filter(|line| line.contains("\"access\"")).count();
+    assert_eq!(lines as f64, f64::from(asked) - dropped);
+}

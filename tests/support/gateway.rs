@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -223,6 +223,11 @@ impl Gateway {
         let admin = rest.split_whitespace().next()?;
         let first = addresses.split(", ").next()?;
         Some((first.parse().ok()?, admin.parse().ok()?))
+    }
+
+    /// Nothing of its log is read as long as this is held; neither is it by [`log`](Self::log).
+    pub fn hold_log(&self) -> MutexGuard<'_, String> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What it has logged.

@@ -2,11 +2,15 @@
 //!
 //! The lines go where the log goes, by a target of their own, so that they are JSON whatever the rest of the log is and
 //! whatever RUST_LOG says of it. What is unknown is absent. Never a word of a prompt or an answer, and no credential.
+//!
+//! A thread of its own writes them: whoever reads them slowly costs no request anything, but lines, which are counted.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::info;
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
 use super::usage::Usage;
 use crate::auth::Caller;
@@ -19,6 +23,20 @@ use crate::pool::Pool;
 
 /// The target of its lines.
 pub const TARGET: &str = "access";
+
+/// Where the lines are written. What is in the queue is written when the guard is dropped.
+pub fn writer() -> (NonBlocking, WorkerGuard) {
+    let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(QUEUED_LINES);
+    let (writer, guard) = builder.thread_name("access-log").finish(std::io::stderr());
+    // There is one in a process.
+    let _ = DROPPED.set(writer.error_counter());
+    (writer, guard)
+}
+
+/// Lines that were dropped as the queue was full.
+pub fn dropped() -> u64 {
+    DROPPED.get().map_or(0, |dropped| dropped.dropped_lines() as u64)
+}
 
 /// A request, as far as it has been read.
 #[derive(Clone, Copy, Debug)]
@@ -127,3 +145,8 @@ fn shown(text: &str) -> &str {
 fn millis(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
 }
+
+static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
+
+/// Lines that may wait to be written: about 2 MB.
+const QUEUED_LINES: usize = 4096;

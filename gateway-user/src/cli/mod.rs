@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use tracing::Metadata;
+use tracing_appender::non_blocking::WorkerGuard;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::layer;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -100,7 +101,8 @@ enum LogFormat {
 /// Does what the command line asks for.
 pub fn main() -> ExitCode {
     let Args { command, log_format } = Args::parse();
-    start_log(log_format);
+    // What is left to write is written at the end.
+    let _guard = start_log(log_format);
     match command {
         Command::Run { config, cluster, takeover } => serve(config, cluster, takeover),
         Command::Check(options) => check::run(&options).unwrap_or_else(|error| {
@@ -150,7 +152,7 @@ pub(crate) fn say(page: &str) -> ExitCode {
     }
 }
 
-fn start_log(format: LogFormat) {
+fn start_log(format: LogFormat) -> WorkerGuard {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let is_access = |metadata: &Metadata<'_>| metadata.target() == access::TARGET;
     let log = layer()
@@ -162,7 +164,9 @@ fn start_log(format: LogFormat) {
         LogFormat::Json => log.json().flatten_event(true).boxed(),
     };
     let log = log.with_filter(filter).with_filter(filter_fn(move |metadata| !is_access(metadata)));
-    let lines = layer().json().flatten_event(true).with_level(false).with_writer(std::io::stderr);
+    let (writer, guard) = access::writer();
+    let lines = layer().json().flatten_event(true).with_level(false).with_writer(writer);
     let lines = lines.with_filter(filter_fn(is_access));
     tracing_subscriber::registry().with(log).with(lines).init();
+    guard
 }

@@ -147,7 +147,9 @@ fn gateway_level(
     writer.one(&metric::GATEWAY_CONNECTIONS, Some(&gateway.client_connections))?;
     writer.one(&metric::GATEWAY_BUFFERED, Some(&gateway.buffered_body_bytes))?;
     writer.one(&metric::GATEWAY_OVERHEAD, Some(&gateway.overhead))?;
-    writer.family(&metric::GATEWAY_REFUSED)?.add_each(None, &gateway.refused)
+    writer.family(&metric::GATEWAY_REFUSED)?.add_each(None, &gateway.refused)?;
+    let dropped = ConstCounter::new(crate::account::log::dropped());
+    writer.one(&metric::GATEWAY_LOG_DROPPED, Some(&dropped))
 }
 
 fn keys(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {

@@ -130,6 +130,8 @@ describe! {
     GATEWAY_OVERHEAD: Histogram "gateway_overhead_seconds" [];
     /// Requests refused before they came to a pool, by why.
     GATEWAY_REFUSED: Counter "gateway_refused" ["reason"];
+    /// Lines of the access log that were dropped as whoever reads it is too slow.
+    GATEWAY_LOG_DROPPED: Counter "gateway_access_log_dropped" [];
 
     /// Times that the configuration was read anew, by what came of it.
     CONFIG_RELOADS: Counter "config_reloads" ["result"];
