@@ -1,5 +1,7 @@
 //! HTTP/2, in clear text and over TLS.
 
+mod heads;
+
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;

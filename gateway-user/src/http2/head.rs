@@ -18,9 +18,14 @@ pub(super) fn read(parts: &Parts, is_over: bool, cap: usize) -> Result<Head, Ref
     for part in [parts.method.as_str(), " ", target, " HTTP/1.1\r\n"] {
         text.extend_from_slice(part.as_bytes());
     }
-    // RFC 9113 section 8.3.1: `:authority` stands for Host.
+    // RFC 9113 section 8.3.1: `:authority` stands for Host, and a Host that is another is none.
     let authority = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
-    let host = authority.or_else(|| parts.headers.get(HOST).map(|host| host.as_bytes()));
+    let hosts = parts.headers.get_all(HOST).iter().map(|host| host.as_bytes());
+    let mut hosts = authority.into_iter().chain(hosts);
+    let host = hosts.next();
+    if host.is_some_and(|host| hosts.any(|other| !other.eq_ignore_ascii_case(host))) {
+        return Err(Refusal::malformed("The request names two hosts."));
+    }
     let mut line = |name: &str, value: &[u8]| {
         for part in [name.as_bytes(), b": ", value, b"\r\n"] {
             text.extend_from_slice(part);
@@ -61,7 +66,7 @@ mod tests {
     #[test]
     fn fields_become_a_head() {
         let request = Request::post("https://a.b:8443/v1/chat/completions?x=1")
-            .header("host", "other")
+            .header("host", "A.b:8443")
             .header("cookie", "a=1")
             .header("cookie", "b=2")
             .header("te", "trailers")
@@ -96,6 +101,12 @@ mod tests {
         assert_eq!(read(&parts(many), true, 65536).unwrap_err().status, 431);
         let long = Request::post("http://a/").header("x", "y".repeat(9000));
         assert_eq!(read(&parts(long), true, 8192).unwrap_err().status, 431);
+        for (target, hosts) in [("http://a/", ["other", "a"]), ("/", ["a", "b"])] {
+            let hosts = hosts
+                .into_iter()
+                .fold(Request::post(target), |request, host| request.header("host", host));
+            assert_eq!(read(&parts(hosts), true, 8192).unwrap_err().status, 400);
+        }
         let twice =
             Request::post("http://a/").header("content-length", "1").header("content-length", "2");
         assert_eq!(read(&parts(twice), false, 8192).unwrap_err().status, 400);
