@@ -354,6 +354,24 @@ fn files_are_read_again_when_they_change() {
 }
 
 #[test]
+fn whom_to_trust_may_change_while_the_gateway_runs() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let (pod, front) = secure(&authority);
+    let gateway = Gateway::start(&plan(&[&front], &trusting(&stranger)));
+    gateway.wait("the pod to be out", |status| status["ready"] == false);
+    gateway.reload(&plan(&[&front], &trusting(&authority)));
+    gateway.wait("the pod to be back", |status| status["ready"] == true);
+    served(&gateway, &pod);
+    // Files are looked at before anything changes.
+    gateway.write(&plan(&[&front], "caFile: /nonexistent/ca.crt"));
+    gateway.signal("HUP");
+    while !gateway.log().contains("tls.caFile: /nonexistent/ca.crt") {
+        served(&gateway, &pod);
+    }
+    served(&gateway, &pod);
+}
+
+#[test]
 fn files_that_cannot_be_used_are_told_at_start() {
     let authority = Authority::new();
     let (_pod, front) = secure(&authority);
