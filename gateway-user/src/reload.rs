@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use crate::auth::reload::{follow_issuer, prepare};
 use crate::auth::{Auth, Unusable};
 use crate::config::{self, Config, Errors, Loaded, Scheduler};
-use crate::discover::Cluster;
+use crate::discover::{Cluster, Reporter};
 use crate::gateway::{Configured, Gateway};
 use crate::metrics::Reload;
 use crate::pool::Settings;
@@ -62,18 +62,20 @@ impl Reloader {
                 sleep(LOOK).await;
             }
         });
+        let reporter = Reporter::start(&cluster, identity());
+        let mut resolved = cluster.now();
         let mut taken: Option<Result<Loaded, Errors>> = None;
         loop {
             // Without an object or a pool there is nothing to serve; listeners and all else stay as they were.
-            let found = cluster.next().await.config.unwrap_or_else(|| {
+            let found = resolved.config.clone().unwrap_or_else(|| {
                 let mut config = (**self.gateway.config()).clone();
                 config.schedulers.clear();
                 Ok(Loaded { config, notes: Vec::new(), meanings: Vec::new() })
             });
-            if taken.as_ref() == Some(&found) {
-                continue;
-            }
             match (&taken, &found) {
+                (Some(before), now) if before == now => {}
+                // What the daemon has begun with.
+                (None, Ok(now)) if now.config == **self.gateway.config() => {}
                 // Pods come and go, and nobody has changed the configuration.
                 (Some(Ok(before)), Ok(now)) if podless(before) == podless(now) => {
                     if let Err(why) = apply(&self.gateway, now.config.clone()).await {
@@ -84,6 +86,8 @@ impl Reloader {
                 _ => self.take(&name, found.clone()).await,
             }
             taken = Some(found);
+            reporter.report(resolved, in_force(&self.gateway.configured()));
+            resolved = cluster.next().await;
         }
     }
 
@@ -138,6 +142,24 @@ impl Reloader {
         self.gateway.counted.config_read(outcome, trouble.is_some() || !waiting.is_empty());
         self.gateway.set_configured(Configured { waiting, trouble });
     }
+}
+
+/// Whether all of the configuration is in force, or why not.
+fn in_force(configured: &Configured) -> Result<(), String> {
+    match (&configured.trouble, configured.waiting.as_slice()) {
+        (Some(why), _) => Err(why.clone()),
+        (None, []) => Ok(()),
+        (None, parts) => Err(format!(
+            "{} cannot change while the gateway runs: a takeover brings it in",
+            parts.join(", ")
+        )),
+    }
+}
+
+/// What no other gateway of the cluster is called.
+fn identity() -> String {
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    format!("{}_{:08x}", host.unwrap_or_default(), fastrand::u32(..))
 }
 
 /// What somebody has written.

@@ -83,6 +83,11 @@ impl Api {
         self.send(Method::PATCH, path, "application/merge-patch+json", change).await
     }
 
+    /// Makes an object.
+    pub(crate) async fn create(&self, path: &str, object: &Value) -> Result<Value, String> {
+        self.send(Method::POST, path, "application/json", object).await
+    }
+
     /// Deletes an object at once.
     pub(crate) async fn delete(&self, path: &str) {
         let path = format!("{path}?gracePeriodSeconds=0");

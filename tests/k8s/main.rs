@@ -8,3 +8,5 @@ mod definition;
 mod outage;
 mod pods;
 mod proxy;
+mod rights;
+mod status;

@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -32,10 +33,10 @@ pub struct Options {
 }
 
 /// A cluster that is followed. Dropped, it is not any more.
-#[derive(Debug)]
 pub struct Cluster {
     /// The namespace.
     pub namespace: String,
+    pub(super) client: Client,
     asked: Asked,
     state: Rc<State>,
     /// The labels that pods are asked for by.
@@ -75,7 +76,8 @@ impl Cluster {
         let (all, of_all) = watch::channel(Some(String::new()));
         let asked = Asked { name: options.name.clone(), node: options.node.clone() };
         let state = Rc::new(State::default());
-        let mut cluster = Self { namespace, asked, state, labels, _all: all, tasks: Vec::new() };
+        let mut cluster =
+            Self { namespace, client, asked, state, labels, _all: all, tasks: Vec::new() };
         let group = |group: &str, plural: &str| {
             let namespace = &cluster.namespace;
             format!("/apis/{group}/namespaces/{namespace}/{plural}")
@@ -84,13 +86,11 @@ impl Cluster {
         let pools = group("inference.networking.k8s.io/v1", "inferencepools");
         let legacy_pools = group("inference.networking.x-k8s.io/v1alpha2", "inferencepools");
         let pods = format!("/api/v1/namespaces/{}/pods", cluster.namespace);
-        cluster.start(&client, "InferenceGatewayConfigs", configs, &of_all, |s| &mut s.configs);
-        cluster.start(&client, "InferencePools", pools, &of_all, |s| &mut s.pools);
-        cluster.start(&client, "InferencePools of v1alpha2", legacy_pools, &of_all, |s| {
-            &mut s.legacy_pools
-        });
-        cluster.start(&client, "Nodes", NODES.to_owned(), &of_all, |s| &mut s.nodes);
-        cluster.start(&client, PODS, pods, &pod_labels, |s| &mut s.pods);
+        cluster.start("InferenceGatewayConfigs", configs, &of_all, |s| &mut s.configs);
+        cluster.start("InferencePools", pools, &of_all, |s| &mut s.pools);
+        cluster.start("InferencePools of v1alpha2", legacy_pools, &of_all, |s| &mut s.legacy_pools);
+        cluster.start("Nodes", NODES.to_owned(), &of_all, |s| &mut s.nodes);
+        cluster.start(PODS, pods, &pod_labels, |s| &mut s.pods);
         Ok(cluster)
     }
 
@@ -110,6 +110,12 @@ impl Cluster {
                 ),
             }
         }
+    }
+
+    /// What the objects come to that are known now.
+    #[must_use]
+    pub fn now(&self) -> Resolved {
+        resolve(&self.state.snapshot.borrow(), &self.asked)
     }
 
     /// What the objects come to after the next change of any of them.
@@ -142,7 +148,6 @@ impl Cluster {
 
     fn start<T: Object + std::fmt::Debug + 'static>(
         &mut self,
-        client: &Client,
         name: &'static str,
         path: String,
         labels: &watch::Receiver<Option<String>>,
@@ -180,7 +185,13 @@ impl Cluster {
             }
             state.changed.notify_one();
         };
-        self.tasks.push(spawn_local(follow(client.clone(), kind, take)).abort_handle());
+        self.tasks.push(spawn_local(follow(self.client.clone(), kind, take)).abort_handle());
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("namespace", &self.namespace).finish_non_exhaustive()
     }
 }
 

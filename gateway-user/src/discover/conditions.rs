@@ -51,7 +51,7 @@ pub fn status(
         pools: u32::try_from(pools.len()).unwrap_or(u32::MAX),
         pods: format!("{}/{}", sum(|pool| pool.ready), sum(|pool| pool.matched)),
         conditions,
-        schedulers: pools.iter().map(scheduler).collect(),
+        schedulers: pools.iter().take(MAX_POOLS).map(scheduler).collect(),
     }
 }
 
@@ -157,6 +157,8 @@ fn cut(mut text: String, most: usize) -> String {
 
 /// Longest message of a condition, in bytes: a list of objects has to stay readable.
 const MAX_MESSAGE: usize = 4096;
+/// Pools that the status lists, as many as the resource definition lets it.
+const MAX_POOLS: usize = 200;
 /// Longest message of a pool, in bytes.
 const MAX_POOL_MESSAGE: usize = 1024;
 

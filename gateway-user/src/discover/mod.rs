@@ -6,16 +6,20 @@
 //! 3. [`resolve`]: all objects together to one [`Config`](crate::config::Config) with its pods, and what a person should
 //!    know of each pool. Pure: no IO, no clock.
 //! 4. [`conditions`]: that again, as the object's status.
-//! 5. [`cluster`]: follows the API server and resolves what is there after each change; the only part with IO.
+//! 5. [`cluster`]: follows the API server and resolves what is there after each change.
+//! 6. [`report`]: writes the status, as one of many gateways.
 //!
-//! Nothing here writes to a pod or to a pool.
+//! Only the last two have IO. Nothing here writes to a pod or to a pool.
 
 pub mod cluster;
 pub mod conditions;
 mod follow;
+mod lease;
 pub mod objects;
+pub mod report;
 pub mod resolve;
 pub mod selector;
 
 pub use self::cluster::{Cluster, Options};
+pub use self::report::Reporter;
 pub use self::resolve::{Resolved, Snapshot, resolve};

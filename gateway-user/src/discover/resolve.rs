@@ -49,6 +49,8 @@ pub struct Asked {
 pub struct Resolved {
     /// The object that it is from; `None` if there is none.
     pub object: Option<Meta>,
+    /// The status that the object has.
+    pub reported: Value,
     /// The configuration with its pods, or what is wrong with the object. `None`: there is neither an object nor a
     /// pool.
     pub config: Option<Result<Loaded, Errors>>,
@@ -147,7 +149,8 @@ pub fn resolve(snapshot: &Snapshot, asked: &Asked) -> Resolved {
         }
     }
     if object.is_none() && added.is_empty() {
-        return Resolved { object: None, config: None, pools: Vec::new(), left_out };
+        let (reported, pools) = (Value::Null, Vec::new());
+        return Resolved { object: None, reported, config: None, pools, left_out };
     }
     if let Some(map) = spec.as_object_mut()
         && !added.is_empty()
@@ -167,6 +170,7 @@ pub fn resolve(snapshot: &Snapshot, asked: &Asked) -> Resolved {
     }
     Resolved {
         object: object.map(|object| object.metadata.clone()),
+        reported: object.map(|object| object.status.clone()).unwrap_or_default(),
         config: Some(config),
         pools,
         left_out,

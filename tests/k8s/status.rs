@@ -1,0 +1,127 @@
+//! What the object's status says, and who writes it.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sluice_tests::gateway::{Gateway, PATIENCE};
+use tokio::time::sleep;
+
+use crate::api::Api;
+use crate::pods::{kubeconfig, selecting, servers, wait_for};
+
+/// Waits until the object's status is as it should be.
+pub(crate) async fn wait_status(api: &Api, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let object = api.get(&api.config("edge")).await.unwrap();
+        if is(&object["status"]) {
+            return object["status"].clone();
+        }
+        assert!(Instant::now() < deadline, "waited in vain for {what}: {:#}", object["status"]);
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn condition<'a>(status: &'a Value, kind: &str) -> &'a Value {
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    let mut conditions = conditions.filter(|condition| condition["type"] == kind);
+    conditions.next().unwrap_or(&Value::Null)
+}
+
+fn is(status: &Value, kind: &str, value: &str, reason: &str) -> bool {
+    let condition = condition(status, kind);
+    condition["status"] == value && condition["reason"] == reason
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn it_tells_the_truth() {
+    let (api, servers) = (Api::new().await, servers(1));
+    let port = servers[0].addr.port();
+    api.apply(&api.config("edge"), &selecting("a", port)).await.unwrap();
+    let gateway = Gateway::of_cluster(&kubeconfig(), &api.namespace);
+
+    let none = wait_status(&api, "no pods", |status| is(status, "Ready", "False", "NoPods")).await;
+    assert!(
+        is(&none, "Accepted", "True", "Accepted") && is(&none, "NoPods", "True", "NoPods"),
+        "{none:#}"
+    );
+    assert!(is(&none, "Programmed", "True", "Programmed"), "{none:#}");
+    assert_eq!(
+        condition(&none, "Ready")["message"],
+        "pool: no pod of this namespace has the labels app=a"
+    );
+    assert_eq!(
+        (&none["pools"], &none["pods"], &none["observedGeneration"]),
+        (&json!(1), &json!("0/0"), &json!(1))
+    );
+
+    api.make_pod("p", "a", servers[0].addr.ip()).await;
+    let ready = wait_status(&api, "a pod", |status| is(status, "Ready", "True", "Ready")).await;
+    assert_eq!(ready["pods"], "1/1");
+    assert_eq!(ready["schedulers"], json!([{ "name": "pool", "matched": 1, "ready": 1 }]));
+    let since = |status: &Value, kind: &str| condition(status, kind)["lastTransitionTime"].clone();
+    assert_eq!(since(&ready, "Accepted"), since(&none, "Accepted"), "it has not changed");
+
+    api.set_ready("p", false).await;
+    wait_status(&api, "a pod that is not ready", |status| is(status, "Ready", "False", "NotReady"))
+        .await;
+    api.set_ready("p", true).await;
+
+    // Wrong in a way that no rule of the API server tells.
+    let mut wrong = selecting("a", port);
+    wrong["spec"]["schedulers"][0]["metrics"] =
+        json!({ "staleAfter": "500ms", "idleInterval": "1s" });
+    api.apply(&api.config("edge"), &wrong).await.unwrap();
+    let status =
+        wait_status(&api, "an error", |status| is(status, "Accepted", "False", "Invalid")).await;
+    assert!(is(&status, "Programmed", "False", "Invalid"), "{status:#}");
+    let message = condition(&status, "Accepted")["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("spec.schedulers[0].metrics.staleAfter: 500ms is not above"),
+        "{message}"
+    );
+    assert_eq!(status["observedGeneration"], 2);
+
+    // What waits for a takeover, and what has no effect.
+    let mut other = selecting("a", port);
+    other["spec"]["listeners"][0]["name"] = "other".into();
+    other["spec"]["podDefaults"] = json!({ "labels": { "team": "ml" } });
+    api.apply(&api.config("edge"), &other).await.unwrap();
+    let status =
+        wait_status(&api, "what waits", |status| is(status, "Programmed", "False", "Refused"))
+            .await;
+    let message = condition(&status, "Programmed")["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("spec.listeners cannot change while the gateway runs"),
+        "{message}"
+    );
+    assert!(is(&status, "FieldIgnored", "True", "FieldIgnored"), "{status:#}");
+    drop(gateway);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn one_of_several_writes_it() {
+    let (api, servers) = (Api::new().await, servers(1));
+    api.apply(&api.config("edge"), &selecting("a", servers[0].addr.port())).await.unwrap();
+    let mut gateways: Vec<_> =
+        (0..3).map(|_| Gateway::of_cluster(&kubeconfig(), &api.namespace)).collect();
+    wait_status(&api, "a status", |status| is(status, "Accepted", "True", "Accepted")).await;
+    let writes = |gateway: &Gateway| gateway.log().contains("this gateway writes the status");
+    assert_eq!(gateways.iter().filter(|gateway| writes(gateway)).count(), 1);
+    let lease =
+        format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases/sluice-edge", api.namespace);
+    let before = api.get(&lease).await.unwrap()["spec"].clone();
+
+    // Without it, another one does.
+    let writer = gateways.iter().position(writes).unwrap();
+    drop(gateways.remove(writer));
+    api.make_pod("p", "a", servers[0].addr.ip()).await;
+    for gateway in &gateways {
+        wait_for(gateway, &["p"]);
+    }
+    wait_status(&api, "the next writer", |status| status["pods"] == "1/1").await;
+    let after = api.get(&lease).await.unwrap()["spec"].clone();
+    assert_ne!(after["holderIdentity"], before["holderIdentity"]);
+    assert_eq!(after["leaseTransitions"], 1);
+    assert_eq!(gateways.iter().filter(|gateway| writes(gateway)).count(), 1);
+}
