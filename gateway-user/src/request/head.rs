@@ -6,6 +6,7 @@
 
 use crate::auth::credentials::{self, Credentials, Twice};
 use crate::error::Refusal;
+use crate::route;
 
 /// What the gateway must know of a request's head.
 #[derive(Clone, Debug, PartialEq)]
@@ -271,6 +272,11 @@ impl<'a> Fields<'a> {
             Some((path, query)) => (path, Some(query)),
             None => (target, None),
         };
+        if has_dot_segments(path) {
+            return Err(Refusal::malformed(
+                "The path has a segment `.` or `..`. Name what is meant without it.",
+            ));
+        }
         Ok(Head {
             len,
             method: match method {
@@ -388,6 +394,14 @@ fn origin_form<'a>(target: &'a str, host: &[u8]) -> Result<&'a str, Refusal> {
         return Ok(if path.is_empty() { "/" } else { path });
     }
     Err(Refusal::malformed("The request target is not a path."))
+}
+
+/// Whether the path leads somewhere else for who takes such segments away: a proxy before the pod may, and what is
+/// authorised here has to be what is served there (RFC 3986 section 5.2.4).
+fn has_dot_segments(path: &str) -> bool {
+    let may_have = path.contains('.') || path.contains("%2e") || path.contains("%2E");
+    may_have
+        && route::unescape(path).split(['/', '\\']).any(|segment| segment == "." || segment == "..")
 }
 
 /// Whether this can be a host, with or without a port, and nothing else.
