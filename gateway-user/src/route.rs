@@ -208,8 +208,8 @@ pub fn is_control(path: &str) -> bool {
 }
 
 /// Last segments of such paths: vLLM's, SGLang's and Triton's, beside whatever has to do with weights or ends with
-/// `_generation`.
-const CONTROL: [&str; 24] = [
+/// `_generation`. Bodies in the form of Vertex name adapters where they are not read, and keys may be for certain models.
+const CONTROL: [&str; 26] = [
     "abort_request",
     "abort_requests",
     "close_session",
@@ -233,6 +233,8 @@ const CONTROL: [&str; 24] = [
     "stop_profile",
     "unload",
     "unload_lora_adapter",
+    "vertex",
+    "vertex_generate",
     "wake_up",
 ];
 

@@ -510,10 +510,13 @@ enum Within {
 fn slot(name: &[u8], within: Within) -> Slot {
     match (within, name) {
         (Within::Parameters, b"adapter_id") => Slot::Adapter(ADAPTER_ID),
+        // SGLang takes them for fields of the request, as Triton's vLLM does with its own name.
+        (Within::Parameters, b"lora_path" | b"lora_name") => Slot::Adapter(LORA_PATH),
         (Within::StreamOptions, b"include_usage") => Slot::Flag(Flag::IncludeUsage),
         (Within::Parameters | Within::StreamOptions, _) => Slot::Other,
         (Within::Other, b"background") => Slot::Flag(Flag::Background),
-        (Within::Other, b"lora_path") => Slot::Adapter(LORA_PATH),
+        // llama.cpp has a list of them, by their numbers.
+        (Within::Other, b"lora" | b"lora_path") => Slot::Adapter(LORA_PATH),
         (Within::Other, b"max_tokens") => Slot::MaxTokens(0),
         (Within::Other, b"max_output_tokens") => Slot::MaxTokens(1),
         (Within::Other, b"max_completion_tokens") => Slot::MaxTokens(2),

@@ -79,7 +79,10 @@ mod tests {
             (r#"{"parameters":{"adapter_id":"a"},"parameters":{}}"#, [None, None]),
             (r#"{"parameters":{"adapter_id":"a"},"parameters":null}"#, [None, None]),
             (r#"{"parameters":{"x":{"adapter_id":"a"}}}"#, [None, None]),
-            (r#"{"parameters":{"lora_path":"a"},"adapter_id":"a"}"#, [None, None]),
+            (r#"{"parameters":{"lora_path":"a"},"adapter_id":"a"}"#, [name("a"), None]),
+            (r#"{"parameters":{"lora_name":"a"},"x":1}"#, [name("a"), None]),
+            (r#"{"lora":[{"id":0,"scale":1}]}"#, [unread(), None]),
+            (r#"{"lora":null}"#, [None, None]),
             (r#"{"stream_options":{"adapter_id":"a"}}"#, [None, None]),
             (r#"{"parameters":[{"adapter_id":"a"}]}"#, [None, None]),
         ] {
