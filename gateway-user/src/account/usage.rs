@@ -254,7 +254,9 @@ impl Reader {
                             let text = text.and_then(|text| std::str::from_utf8(text).ok());
                             self.id = text.map(Into::into);
                         }
-                        Some(Wanted::Status) => self.completed = text == Some(b"completed"),
+                        Some(Wanted::Status) => {
+                            self.completed = matches!(text, Some(b"completed" | b"incomplete"))
+                        }
                         None => {}
                     }
                     self.state = State::Named;

@@ -214,6 +214,7 @@ fn ids() {
 fn a_response_says_that_it_is_complete() {
     for (event_stream, text, completed) in [
         (false, r#"{"id":"resp_1","status" : "completed"}"#, true),
+        (false, r#"{"id":"resp_1","status":"incomplete"}"#, true),
         (false, r#"{"status":"in_progress","output":[{"status":"completed"}]}"#, false),
         (false, r#"{"status":"complete"}"#, false),
         (false, r#"{"x":"status","completed":1}"#, false),
