@@ -217,12 +217,20 @@ impl Pool {
             before.tls.as_ref().map(Arc::as_ptr) == settings.tls.as_ref().map(Arc::as_ptr);
         let as_before = before.kv_events == settings.kv_events && same_tls;
         drop(before);
+        // What scrapes have found of the serving port they will not take back from another.
+        let is_elsewhere =
+            self.settings.load().source.port.is_none() != settings.source.port.is_none();
         let mut inner = self.inner.lock();
         let mut old = VecDeque::from(std::mem::take(&mut inner.pods));
         let capacity = prefix::capacity(None, self.cache.block_tokens());
         for pod in &scheduler.pods {
             let known = old.iter().position(|entry| as_before && entry.pod.is(pod));
-            let entry = known.and_then(|place| old.remove(place));
+            let entry = known.and_then(|place| old.remove(place)).map(|mut entry| {
+                if is_elsewhere {
+                    entry.reach = Reach::Up;
+                }
+                entry
+            });
             let new = || Entry::new(pod, &settings, &self.cache, capacity);
             inner.pods.push(entry.unwrap_or_else(new));
         }
@@ -234,7 +242,7 @@ impl Pool {
             exchange.set_pods(pods.iter().map(|entry| entry.pod.key));
         }
         if settings.health.is_none() {
-            inner.pods.iter_mut().for_each(|entry| entry.checked(None, now));
+            inner.pods.iter_mut().for_each(|entry| entry.checked(None, false, now));
         }
         self.settings.store(Arc::new(settings));
         drop(inner);
@@ -622,10 +630,16 @@ impl Pool {
 
     /// A pod's health checks amount to this. Returns whether it may be given requests now and was not before, or the
     /// other way round.
-    pub fn checked(&self, id: PodId, health: Result<(), String>, now: Instant) -> bool {
+    pub fn checked(
+        &self,
+        id: PodId,
+        health: Result<(), String>,
+        answered: bool,
+        now: Instant,
+    ) -> bool {
         let changed = self.update(id, |entry| {
             let was_ready = entry.ready(now);
-            entry.checked(Some(health), now);
+            entry.checked(Some(health), answered, now);
             was_ready != entry.ready(now)
         });
         if changed {

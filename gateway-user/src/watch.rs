@@ -137,12 +137,13 @@ impl Watchers {
         let path = check.path.clone();
         let mut why = String::new();
         let tell = move |Finding { failed, is_well }: Finding| {
+            let answered = failed.is_none();
             if let Some(cause) = failed {
                 pool.metrics.health_check_failures.inc();
                 why = format!("its health check, {path}, fails: {cause}");
             }
             let health = if is_well { Ok(()) } else { Err(why.clone()) };
-            if !pool.checked(pod.id, health, Instant::now()) {
+            if !pool.checked(pod.id, health, answered, Instant::now()) {
                 return;
             }
             match is_well {

@@ -189,14 +189,24 @@ impl Entry {
     }
 
     /// Takes what its health checks amount to; none where there are none any more.
-    pub(super) fn checked(&mut self, health: Option<Result<(), String>>, now: Instant) {
+    /// `answered`: the last one was answered well.
+    pub(super) fn checked(
+        &mut self,
+        health: Option<Result<(), String>>,
+        answered: bool,
+        now: Instant,
+    ) {
         let was_ill = self.is_ill();
+        // Whoever begins to check thinks it well at first.
+        if was_ill && !answered && health == Some(Ok(())) {
+            return;
+        }
         self.health = health;
         if was_ill && !self.is_ill() {
             self.back = Some(now);
         }
         // It has answered at the port that serves, whatever comes of its metrics.
-        if self.health == Some(Ok(())) && matches!(self.reach, Reach::Down { .. }) {
+        if answered && self.health == Some(Ok(())) && matches!(self.reach, Reach::Down { .. }) {
             self.is_up(now);
         }
     }
