@@ -395,7 +395,7 @@ async fn inference(
     if let Some(deployment) = &deployment {
         rewrite::target(&mut forward, &deployment.path);
     }
-    forward.extend(worker.gateway.auth().for_pod(&head.credentials, &target.pool));
+    forward.extend(worker.gateway.auth().for_pod(&head.credentials, asked.caller, &target.pool));
     finish_head(&mut forward, bytes.len(), asked.id);
     let request = Request {
         head: forward,

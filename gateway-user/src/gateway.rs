@@ -156,8 +156,8 @@ impl Gateway {
     }
 
     /// Has `auth` decide from now on who may send requests.
-    pub fn set_auth(&self, auth: Arc<Auth>) {
-        self.metrics.retain_keys(|name| auth.has_key(name));
+    pub fn set_auth(&self, auth: Arc<Auth>, now: Instant) {
+        auth.hold(&self.metrics, now);
         self.auth.store(auth);
     }
 

@@ -25,8 +25,8 @@ use crate::watch::Watchers;
 /// Where the configuration is from.
 #[derive(Debug)]
 pub enum Origin {
-    /// A file.
-    File(PathBuf),
+    /// A file, and what it held when the daemon began.
+    File(PathBuf, Box<Loaded>),
     /// A cluster.
     Cluster(Cluster),
 }
@@ -47,7 +47,7 @@ impl Reloader {
     /// Takes what becomes of the configuration. Never ends.
     pub async fn follow(self, origin: Origin, hangup: Signal) {
         match origin {
-            Origin::File(file) => self.follow_file(&file, hangup).await,
+            Origin::File(file, begun) => self.follow_file(&file, *begun, hangup).await,
             Origin::Cluster(cluster) => self.follow_cluster(cluster).await,
         }
     }
@@ -73,30 +73,35 @@ impl Reloader {
                 Ok(Loaded { config, notes: Vec::new(), meanings: Vec::new() })
             });
             match (&taken, &found) {
-                (Some(before), now) if before == now => {}
+                (Some(before), now) if before == now && (self.holds() || now.is_err()) => {}
                 // What the daemon has begun with.
                 (None, Ok(now)) if now.config == **self.gateway.config() => {}
                 // Pods come and go, and nobody has changed the configuration.
-                (Some(Ok(before)), Ok(now)) if podless(before) == podless(now) => {
-                    if let Err(why) = apply(&self.gateway, now.config.clone()).await {
-                        warn!("{name}: {why}; the pods before stay in force");
+                (Some(Ok(before)), Ok(now)) if self.holds() && podless(before) == podless(now) => {
+                    match apply(&self.gateway, now.config.clone()).await {
+                        Ok(_) => self.watchers.settle(),
+                        Err(_) => self.take(&name, found.clone(), true).await,
                     }
-                    self.watchers.settle();
                 }
-                _ => self.take(&name, found.clone()).await,
+                _ => self.take(&name, found.clone(), taken.as_ref() != Some(&found)).await,
             }
             taken = Some(found);
             reporter.report(resolved, in_force(&self.gateway.configured()));
-            resolved = cluster.next().await;
+            resolved = match self.holds() || taken.as_ref().is_some_and(Result::is_err) {
+                true => cluster.next(None).await,
+                // A file that it names may come later than it does.
+                false => cluster.next(Some(RETRY_LOOKS * LOOK)).await,
+            };
         }
     }
 
     /// Takes the file's content whenever it has changed and has then stayed the same for a second, or at once when
     /// `hangup` comes.
-    async fn follow_file(&self, file: &Path, mut hangup: Signal) {
+    async fn follow_file(&self, file: &Path, begun: Loaded, mut hangup: Signal) {
         let name = file.display().to_string();
-        let mut taken = load(file).await;
+        let mut taken = Ok(begun);
         let mut before = taken.clone();
+        let mut looks: u32 = 0;
         loop {
             let asked = tokio::select! {
                 () = sleep(LOOK) => false,
@@ -105,17 +110,29 @@ impl Reloader {
             let now = load(file).await;
             // Who writes a file may not be done yet.
             let is_settled = now == std::mem::replace(&mut before, now.clone());
-            if asked || now != taken && is_settled {
+            looks = looks.wrapping_add(1);
+            // A file that it names may come later than it does.
+            let is_due = now.is_ok() && !self.holds() && looks.is_multiple_of(RETRY_LOOKS);
+            let is_other = now != taken;
+            if asked || is_settled && (is_other || is_due) {
                 taken = now.clone();
-                self.take(&name, now).await;
+                self.take(&name, now, asked || is_other).await;
             }
         }
     }
 
-    async fn take(&self, name: &str, loaded: Result<Loaded, Errors>) {
+    /// Whether what was read last is in force.
+    fn holds(&self) -> bool {
+        self.gateway.configured().trouble.is_none()
+    }
+
+    /// `is_news`: it has not been tried before, or somebody wants to know.
+    async fn take(&self, name: &str, loaded: Result<Loaded, Errors>, is_news: bool) {
         let result = match loaded {
             Ok(loaded) => {
-                loaded.notes.iter().for_each(|note| warn!("{note}"));
+                if is_news {
+                    loaded.notes.iter().for_each(|note| warn!("{note}"));
+                }
                 apply(&self.gateway, loaded.config).await.map_err(|why| why.to_string())
             }
             Err(errors) => Err(errors.to_string()),
@@ -132,6 +149,7 @@ impl Reloader {
                     );
                 }
             }
+            Err(_) if !is_news => return,
             Err(why) => warn!("{name}: {why}; the configuration before stays in force"),
         }
         let outcome = if result.is_ok() { Reload::Done } else { Reload::Failed };
@@ -198,12 +216,19 @@ pub async fn apply(
             Settings::new(scheduler, before.map(|pool| pool.settings()).as_deref().map(|of| &**of))
         })
         .collect();
-    prepare(&auth, &settings, gateway).await?;
-    gateway.configure(config, settings, Instant::now());
+    // What decides already is looked at by itself; a file of its that is broken now is no reason against this.
+    let prepared = prepare(Some(&auth).filter(|_| is_other_auth), &settings, gateway).await;
+    if prepared.is_err() {
+        let auth = gateway.auth();
+        gateway.metrics.retain_keys(|name| auth.has_key(name));
+    }
+    prepared?;
+    // Ahead of the pools, so that none of them is served for a moment to whom it is closed.
     if is_other_auth {
-        gateway.set_auth(Arc::clone(&auth));
+        gateway.set_auth(Arc::clone(&auth), Instant::now());
         follow_issuer(&auth, gateway);
     }
+    gateway.configure(config, settings, Instant::now());
     Ok(waiting)
 }
 
@@ -225,7 +250,8 @@ fn fixed(old: &Config, new: &mut Config) -> Vec<&'static str> {
     keep("a scheduler of mode connection", &before, &mut after, &mut waiting);
     let is_direct = |name: &str| before.iter().any(|scheduler| scheduler.name == name);
     new.schedulers.retain(|of| of.direct.is_none() && !is_direct(&of.name));
-    new.schedulers.splice(0..0, after);
+    // Behind the others: where two serve one model the first has it, and that is to be the wanted one.
+    new.schedulers.extend(after);
     waiting
 }
 
@@ -243,6 +269,9 @@ fn keep<T: Clone + PartialEq>(
 
 /// How often the file is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// One that could not be used is tried again each so many looks.
+const RETRY_LOOKS: u32 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -304,11 +333,11 @@ mod tests {
         };
         let as_request = "  - {name: d, modelName: other, pods: ['127.0.0.1:9']}\n";
         for (schedulers, waits, expected) in [
-            (format!("{POOL}{}", direct("d", 2)), false, &["d", "a"][..]),
+            (format!("{POOL}{}", direct("d", 2)), false, &["a", "d"][..]),
             (direct("d", 2), false, &["d"]),
-            (format!("{POOL}{}", direct("d", 3)), true, &["d", "a"]),
-            (POOL.to_owned(), true, &["d", "a"]),
-            (format!("{as_request}{POOL}"), true, &["d", "a"]),
+            (format!("{POOL}{}", direct("d", 3)), true, &["a", "d"]),
+            (POOL.to_owned(), true, &["a", "d"]),
+            (format!("{as_request}{POOL}"), true, &["a", "d"]),
         ] {
             let mut new = config(listeners, &schedulers);
             let waiting = fixed(&old, &mut new);

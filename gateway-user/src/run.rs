@@ -50,7 +50,10 @@ pub fn run(source: Source, takeover: bool) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (threads, cut) = LocalSet::new().block_on(&runtime, async {
         let (loaded, origin) = match source {
-            Source::File(loaded, file) => (*loaded, Origin::File(file)),
+            Source::File(loaded, file) => {
+                let begun = Loaded::clone(&loaded);
+                (*loaded, Origin::File(file, Box::new(begun)))
+            }
             Source::Cluster(options) => {
                 let mut cluster = Cluster::follow(&options).await?;
                 (cluster.first().await, Origin::Cluster(cluster))
@@ -74,6 +77,8 @@ async fn daemon(
     origin: Origin,
     takeover: bool,
 ) -> anyhow::Result<(Vec<JoinHandle<()>>, usize)> {
+    // First, as it would end the process.
+    let hangup = signal(SignalKind::hangup())?;
     let workers = match config.workers {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         workers => workers,
@@ -102,7 +107,7 @@ async fn daemon(
     let before = Arc::clone(&gateway.auth());
     let settings: Vec<_> =
         gateway.pools().iter().map(|pool| Arc::clone(&pool.settings())).collect();
-    auth::reload::prepare(&before, settings.iter().map(|settings| &**settings), &gateway)
+    auth::reload::prepare(Some(&before), settings.iter().map(|settings| &**settings), &gateway)
         .await
         .context("auth")?;
     auth::reload::follow_issuer(&before, &gateway);
@@ -153,7 +158,6 @@ async fn daemon(
         addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         admin.local_addr().unwrap_or(gateway.config().admin),
     );
-    let hangup = signal(SignalKind::hangup())?;
     let reloading = spawn_local(Reloader::new(&gateway, watchers).follow(origin, hangup));
     let reloading = reloading.abort_handle();
     let cut = control(&gateway, reloading, admin, &steered, handover, &changed, &mut ended).await?;

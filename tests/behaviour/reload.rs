@@ -157,15 +157,72 @@ fn what_cannot_be_used_changes_nothing_and_says_so() {
 fn a_file_that_changes_is_read_without_a_signal() {
     let servers = Server::start_all(vec![Options::default(); 2]).unwrap();
     let gateway = Gateway::start(&Plan::pool("base", &servers[..1]));
-    // As a program does that is not done yet.
-    gateway.write_text("apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGa");
-    thread::sleep(Duration::from_millis(200));
+    // As a program does that is not done yet, for longer than it takes to be seen.
+    for part in 1..=12 {
+        let half = "apiVersion: gateway.sluice.dev/v1alpha1\nkind: InferenceGatewayConfig";
+        gateway.write_text(&half[..half.len() - part]);
+        thread::sleep(Duration::from_millis(200));
+    }
     gateway.write(&Plan::pool("base", &servers));
     gateway.wait("the second pod", |status| pods(status).count() == 2);
     assert_eq!(gateway.metric("sluice_config_reloads_total{result=\"failed\"}"), Some(0.0));
     gateway.write_text("no: configuration");
     gateway.wait("the complaint", |status| status["config_trouble"].is_string());
     assert_eq!(pods(&gateway.status()).count(), 2);
+}
+
+// A key file may come later than the configuration that names it.
+#[test]
+fn what_could_not_be_used_is_tried_again() {
+    let servers = Server::start_all(vec![Options::default()]).unwrap();
+    let open = Plan::pool("base", &servers);
+    let gateway = Gateway::start(&open);
+    let file = std::env::temp_dir().join(format!("sluice-late-{}.key", std::process::id()));
+    gateway.write(&open.clone().scheduler(&format!("    apiKeyFile: {}", file.display())));
+    gateway.wait("the complaint", |status| status["config_trouble"].is_string());
+    fs::write(&file, "sk-pod\n").unwrap();
+    gateway.wait("the configuration to be in force", |status| status["config_trouble"].is_null());
+    // Told once, however often it was tried.
+    let counts = ["failed", "done"].map(|result| {
+        gateway.metric(&format!("sluice_config_reloads_total{{result=\"{result}\"}}"))
+    });
+    assert_eq!(counts, [Some(1.0), Some(1.0)]);
+    fs::remove_file(&file).unwrap();
+}
+
+// A limit of a configuration that is refused does not hold, and a file of the keys in force that is broken for a moment
+// is no reason to refuse another change.
+#[test]
+fn what_is_refused_leaves_no_trace_and_keys_in_force_are_left_alone() {
+    let servers = Server::start_all(vec![Options::default(); 2]).unwrap();
+    let file = std::env::temp_dir().join(format!("sluice-kept-{}.yaml", std::process::id()));
+    let hash = gateway_user::auth::keys::hex("sk-a");
+    let whole = format!("- {{name: alice, sha256: {hash}}}\n");
+    fs::write(&file, &whole).unwrap();
+    let auth = |limits: &str| {
+        format!("  auth: {{apiKeys: {{file: {}, limits: {{{limits}}}}}}}", file.display())
+    };
+    let plan =
+        |count: usize, limits: &str| Plan::pool("base", &servers[..count]).spec(&auth(limits));
+    let gateway = Gateway::start(&plan(1, ""));
+    let ask = || {
+        let body = chat("base", 1, false);
+        post_with(gateway.address, "/v1/chat/completions", "x-api-key: sk-a\r\n", &body).status
+    };
+    let refused = plan(1, "requestsPerMinute: 1").scheduler("    apiKeyFile: /nonexistent/key");
+    gateway.write(&refused);
+    gateway.signal("HUP");
+    gateway.wait("the complaint", |status| status["config_trouble"].is_string());
+    assert_eq!([ask(), ask(), ask()], [200; 3]);
+    gateway.reload(&plan(1, ""));
+    fs::write(&file, "nonsense").unwrap();
+    gateway.reload(&plan(2, ""));
+    assert_eq!(pods(&gateway.status()).count(), 2);
+    assert_eq!(ask(), 200);
+    fs::write(&file, &whole).unwrap();
+    gateway.reload(&plan(2, "requestsPerMinute: 1"));
+    assert_eq!([ask(), ask()], [200, 429]);
+    fs::remove_file(&file).unwrap();
 }
 
 #[test]

@@ -29,7 +29,7 @@ use crate::config::{self, RateLimits};
 use crate::error::Refusal;
 use crate::gateway::Gateway;
 use crate::limit::{self, Admitted, Limiter};
-use crate::metrics::{KeyMetrics, Metrics};
+use crate::metrics::{AuthSource, KeyMetrics, Metrics};
 use crate::pool::Pool;
 use crate::request::scan::Adapter;
 use crate::route::Target;
@@ -72,6 +72,7 @@ pub struct Key {
     pub name: Arc<str>,
     /// The models that it may use; all if there is no list.
     models: Option<HashSet<Box<str>>>,
+    limits: RateLimits,
     /// How much of its limits is used.
     pub limiter: Arc<Limiter>,
     /// What is counted for it.
@@ -233,13 +234,27 @@ impl Auth {
     }
 
     /// The lines with credentials that a pod gets, each with its end: the pods' own key; else what the client sent, if that
-    /// is not the gateway's.
-    pub fn for_pod(&self, credentials: &Credentials, pool: &Pool) -> Vec<u8> {
+    /// is not the gateway's: `caller` is who it let in by that, even where everyone may come by now.
+    pub fn for_pod(
+        &self,
+        credentials: &Credentials,
+        caller: Option<&Caller>,
+        pool: &Pool,
+    ) -> Vec<u8> {
         match &pool.settings().api_key {
             Some(key) => key.line(),
-            None if self.checks => Vec::new(),
+            None if self.checks || caller.is_some() => Vec::new(),
             None => credentials.lines().to_vec(),
         }
+    }
+
+    /// It decides from now on: its keys' limits hold, and keys that it has not are not shown any more.
+    pub fn hold(&self, metrics: &Metrics, now: Instant) {
+        metrics.retain_keys(|name| self.has_key(name));
+        let Some(keys) = &self.keys else { return };
+        let in_force = keys.in_force.load();
+        in_force.iter().for_each(|key| key.limiter.set(key.limits, now));
+        metrics.gateway().auth_keys(AuthSource::Keys, in_force.len());
     }
 
     /// Whether a key has this name, or the issuer of tokens.
@@ -266,7 +281,8 @@ impl Auth {
 
 impl ApiKeys {
     /// Takes the keys of a file, read already. Counts and limits of those that stay are kept.
-    fn take(&self, listed: Vec<Listed>, metrics: &Metrics) -> Result<usize, Wrong> {
+    /// Limits hold once [`Auth::hold`] says so.
+    fn take(&self, listed: Vec<Listed>, metrics: &Metrics) -> Result<(), Wrong> {
         keys::agree(&listed, self.reserved.as_deref())?;
         let old = self.in_force.load();
         let before = self.known.iter().flat_map(|keys| keys.iter());
@@ -277,16 +293,15 @@ impl ApiKeys {
             let name: Arc<str> = name.into();
             match known.get(&name) {
                 Some(old) => {
-                    old.limiter.set(limits, Instant::now());
-                    let (limiter, metrics) = (Arc::clone(&old.limiter), Arc::clone(&old.metrics));
-                    Arc::new(Key { name, models, limiter, metrics })
+                    // Not its old handles: the series may have gone with a key of this name that had left.
+                    let (limiter, metrics) = (Arc::clone(&old.limiter), metrics.key(&name));
+                    Arc::new(Key { name, models, limits, limiter, metrics })
                 }
                 None => Arc::new(Key::new(name, models, limits, metrics)),
             }
         });
-        let count = keys.len();
         self.in_force.store(Arc::new(keys));
-        Ok(count)
+        Ok(())
     }
 }
 
@@ -325,7 +340,7 @@ impl Key {
     ) -> Self {
         let limiter = Arc::new(Limiter::new(limits, Instant::now()));
         let metrics = metrics.key(&name);
-        Self { name, models, limiter, metrics }
+        Self { name, models, limits, limiter, metrics }
     }
 
     /// Whether it is for `name`, which leads to `target`: as the client calls it, or as the model that it is another

@@ -32,12 +32,13 @@ pub struct Unusable {
     why: String,
 }
 
-/// Reads all that `auth` and the pools' `settings` need before they can hold, if it has not been read already.
+/// Reads all that `auth`, if it is another, and the pools' `settings` need before they can hold, if it has not been
+/// read already.
 ///
 /// # Errors
 /// The first file that cannot be used.
 pub async fn prepare<'a>(
-    auth: &Arc<Auth>,
+    auth: Option<&Arc<Auth>>,
     settings: impl IntoIterator<Item = &'a Settings>,
     gateway: &Gateway,
 ) -> Result<(), Unusable> {
@@ -49,13 +50,18 @@ pub async fn prepare<'a>(
         };
         tls.check().map_err(fail)?;
     }
-    for what in sources(auth, settings).into_iter().filter(|what| !what.is_read()) {
+    let pod_keys = settings.into_iter().filter_map(|settings| settings.api_key.clone());
+    let sources = auth.map(of_auth).into_iter().flatten().chain(pod_keys.map(What::PodKey));
+    for what in sources.filter(|what| !what.is_read()) {
         let file = what.file();
         let fail = |why| Unusable { file: file.display().to_string(), why };
         let texts = read(file.clone()).await.map_err(fail)?;
         what.apply(&texts, gateway).map_err(fail)?;
     }
-    let Some(tokens) = &auth.tokens else { return Ok(()) };
+    let Some((auth, tokens)) = auth.and_then(|auth| auth.tokens.as_ref().map(|of| (auth, of)))
+    else {
+        return Ok(());
+    };
     match &tokens.provider.keys {
         KeySource::Remote { uri, ca_file, .. } => {
             let fail = |why| Unusable { file: uri.clone(), why };
@@ -92,7 +98,9 @@ pub async fn watch(gateway: Arc<Gateway>) {
         let auth = Arc::clone(&gateway.auth());
         let settings: Vec<_> =
             gateway.pools().iter().map(|pool| Arc::clone(&pool.settings())).collect();
-        let sources = sources(&auth, settings.iter().map(|settings| &**settings));
+        let pod_keys = settings.iter().filter_map(|settings| settings.api_key.clone());
+        let mut sources = of_auth(&auth);
+        sources.extend(pod_keys.map(What::PodKey));
         watched.retain(|known| sources.iter().any(|what| what.is(&known.what)));
         for what in sources {
             if !watched.iter().any(|known| known.what.is(&what)) {
@@ -121,12 +129,11 @@ enum What {
     PodKey(Arc<PodKey>),
 }
 
-fn sources<'a>(auth: &Arc<Auth>, settings: impl IntoIterator<Item = &'a Settings>) -> Vec<What> {
+fn of_auth(auth: &Arc<Auth>) -> Vec<What> {
     let keys = auth.keys.as_ref().map(|_| What::Keys(Arc::clone(auth)));
     let has_file = |tokens: &&Tokens| matches!(tokens.provider.keys, KeySource::File(_));
     let key_set = auth.tokens.as_ref().filter(has_file).map(|_| What::KeySet(Arc::clone(auth)));
-    let pods = settings.into_iter().filter_map(|settings| settings.api_key.clone());
-    keys.into_iter().chain(key_set).chain(pods.map(What::PodKey)).collect()
+    keys.into_iter().chain(key_set).collect()
 }
 
 impl Watched {
@@ -203,12 +210,10 @@ impl What {
                 for text in texts {
                     listed.extend(keys::read(text).map_err(|wrong| wrong.to_string())?);
                 }
-                let count =
-                    keys.take(listed, &gateway.metrics).map_err(|wrong| wrong.to_string())?;
+                keys.take(listed, &gateway.metrics).map_err(|wrong| wrong.to_string())?;
                 if Arc::ptr_eq(auth, &gateway.auth()) {
-                    gateway.metrics.retain_keys(|name| auth.has_key(name));
+                    auth.hold(&gateway.metrics, Instant::now());
                 }
-                gateway.counted.auth_keys(AuthSource::Keys, count);
                 Ok(())
             }
             Self::KeySet(auth) => match &auth.tokens {

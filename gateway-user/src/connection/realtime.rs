@@ -67,7 +67,7 @@ pub(super) async fn exchange(
     if worker.gateway.auth().checks() {
         rewrite::without_key_as_protocol(&mut forward);
     }
-    forward.extend(worker.gateway.auth().for_pod(&head.credentials, &target.pool));
+    forward.extend(worker.gateway.auth().for_pod(&head.credentials, asked.caller, &target.pool));
     forward.extend_from_slice(b"connection: Upgrade\r\nupgrade: websocket\r\nx-request-id: ");
     forward.extend_from_slice(asked.id.as_bytes());
     forward.extend_from_slice(b"\r\n\r\n");

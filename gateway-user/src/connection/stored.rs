@@ -57,7 +57,7 @@ pub(super) async fn exchange(
     };
     let limits = admitted.headers().to_owned();
     let mut forward = head.forward.clone();
-    forward.extend(worker.gateway.auth().for_pod(&head.credentials, &pool));
+    forward.extend(worker.gateway.auth().for_pod(&head.credentials, asked.caller, &pool));
     finish_head(&mut forward, body.len(), asked.id);
     let request = Request {
         head: forward,

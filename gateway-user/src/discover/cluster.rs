@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use kube::{Client, Config};
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, spawn_local};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::info;
 
 use super::follow::{Change, Kind, Object, follow};
@@ -98,7 +98,7 @@ impl Cluster {
     pub async fn first(&mut self) -> Loaded {
         info!("waiting for the configuration in namespace {}", self.namespace);
         loop {
-            match self.next().await {
+            match self.next(None).await {
                 Resolved { config: Some(Ok(loaded)), .. } => return loaded,
                 Resolved { config: Some(Err(errors)), .. } => {
                     info!("the InferenceGatewayConfig is not valid yet: {errors}");
@@ -118,10 +118,15 @@ impl Cluster {
         resolve(&self.state.snapshot.borrow(), &self.asked)
     }
 
-    /// What the objects come to after the next change of any of them.
-    pub async fn next(&mut self) -> Resolved {
+    /// What the objects come to after the next change of any of them, or `within` that time in any case.
+    pub async fn next(&mut self, within: Option<Duration>) -> Resolved {
         loop {
-            self.state.changed.notified().await;
+            let changed = self.state.changed.notified();
+            match within {
+                // Without a change it is the same as before.
+                Some(within) => drop(timeout(within, changed).await),
+                None => changed.await,
+            }
             sleep(SETTLE).await;
             let snapshot = self.state.snapshot.borrow();
             if self.state.listed.get() < KINDS_BEFORE_PODS {
