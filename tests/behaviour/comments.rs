@@ -1,12 +1,12 @@
 //! Comments of the gateway's own while a stream's first content takes its time, where the operator wants them. What they
 //! leave of the stream behind them is tested with every carrier (`datapath::comments`).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::Request;
 use serde_json::{Value, json};
 use sluice_tests::client::{Client, chat};
-use sluice_tests::gateway::Gateway;
+use sluice_tests::gateway::{Gateway, PATIENCE};
 use sluice_tests::http2::{Connection, run};
 use sluice_tests::pod::{LAST, RawPod, STREAM, Taken, answer, chunk, plan};
 
@@ -49,7 +49,9 @@ fn outcome(name: &str) -> String {
 
 /// What one of the pods has been asked.
 fn taken(pods: &[RawPod]) -> Taken {
+    let deadline = Instant::now() + PATIENCE;
     loop {
+        assert!(Instant::now() < deadline, "no pod is asked");
         if let Some(taken) = pods.iter().find_map(|pod| pod.take_within(Duration::from_millis(5))) {
             return taken;
         }

@@ -24,7 +24,8 @@ use crate::pool::Pool;
 /// The target of its lines.
 pub const TARGET: &str = "access";
 
-/// Where the lines are written. What is in the queue is written when the guard is dropped.
+/// Where the lines are written. When the guard is dropped, what is in the queue is
+/// written, for a second at most: a reader that stands still does not hold up the end.
 pub fn writer() -> (NonBlocking, WorkerGuard) {
     let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(QUEUED_LINES);
     let (writer, guard) = builder.thread_name("access-log").finish(std::io::stderr());
