@@ -31,9 +31,11 @@ fn broken(mut taken: Taken) {
     taken.keep();
 }
 
+// On a connection that is used once more and then closed, the next request would go to the same pod again: it may have
+// been closed for its age.
 fn full(mut taken: Taken) {
-    taken.send(answer(429, "", "{\"full\":1}"));
-    taken.keep();
+    taken.send(answer(429, "connection: close\r\n", "{\"full\":1}"));
+    taken.close();
 }
 
 fn first_and_second() -> Vec<RawPod> {

@@ -205,7 +205,7 @@ fn the_live_page_is_valid_and_has_every_documented_name() {
         .filter_map(|line| line.strip_prefix("| `sluice_")?.split('`').next())
         // Of what is not on here: the tests of direct mode, of pods' events and of the exchange look at them.
         .filter(|name| {
-            !["direct_", "kv_events_", "exchange_", "tls_", "auth_", "key_"]
+            !["direct_", "kv_events_", "exchange_", "tls_", "auth_", "key_", "cluster_"]
                 .iter()
                 .any(|of| name.starts_with(of))
         })
