@@ -69,7 +69,7 @@ fn asked(server: &Server) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn pods_come_and_go_under_load() {
+async fn field_report_71_picker_report_22_pods_come_and_go_under_load() {
     let (api, servers) = (Api::new().await, servers(3));
     let port = servers[0].addr.port();
     api.apply(&api.config("edge"), &selecting("a", port)).await.unwrap();

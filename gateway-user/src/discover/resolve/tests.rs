@@ -60,7 +60,7 @@ fn found(resolved: &Resolved) -> Vec<String> {
 }
 
 #[test]
-fn which_pods_may_get_requests() {
+fn field_report_69_71_picker_report_22_which_pods_may_get_requests() {
     let ready = pod("p", "x", "10.0.0.1");
     let label = |key: &str, value: &str| {
         with(ready.clone(), &format!("/metadata/labels/{key}"), value.into())
