@@ -114,10 +114,10 @@ impl Client {
 
     /// Reads and throws away until the client ends or `most` bytes or `within` have passed, after
     /// sending our own end. Closing with bytes unread would reset the connection, and the reset can
-    /// overtake the answer.
+    /// overtake the answer. Of HTTP/2 it is the request that would be reset, and curl then shows no answer.
     pub async fn linger(&mut self, scratch: &Scratch, most: usize, within: Duration) {
         let drain = async {
-            if self.stream.shutdown().await.is_err() || self.stream.socket().is_none() {
+            if self.stream.shutdown().await.is_err() {
                 return;
             }
             let mut reader = self.stream.reader();

@@ -73,8 +73,7 @@ async fn converse<T: AsyncRead + AsyncWrite + Unpin>(
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(limits.max_streams)
-        // Beyond it h2 answers by itself; at the cap the answer is the gateway's.
-        .max_header_list_size(u32::try_from(2 * limits.max_head_bytes).unwrap_or(u32::MAX))
+        .max_header_list_size(most_header_bytes(limits.max_head_bytes))
         .max_send_buffer_size(SEND_BUFFER);
     let handshake = builder.handshake::<_, Bytes>(stream);
     let Ok(Ok(mut connection)) = timeout_at(due, handshake).await else { return };
@@ -155,6 +154,12 @@ async fn exchange(
     client.end(&inlet.worker.scratch, inlet.worker.limits().stream_idle_timeout).await;
 }
 
+/// Beyond so many h2 answers by itself, with a status and no word, uncounted: so it is well beyond what a client may send
+/// by mistake. One head for each connection can take as much, and only while it comes.
+fn most_header_bytes(max_head_bytes: usize) -> u32 {
+    u32::try_from((2 * max_head_bytes).max(LEAST_HEADER_BYTES)).unwrap_or(u32::MAX)
+}
+
 /// The requests of a connection that are under way.
 #[derive(Clone)]
 struct Open(Rc<(Cell<usize>, Cell<Instant>)>);
@@ -196,6 +201,9 @@ const STREAM_WINDOW: u32 = 1 << 20;
 
 /// The same for all of a connection's requests together.
 const CONNECTION_WINDOW: u32 = 4 << 20;
+
+/// Header fields, each with 32 bytes more than it has (RFC 9113 section 6.5.2): 10,000 short ones are half of it.
+const LEAST_HEADER_BYTES: usize = 1 << 20;
 
 /// Bytes of one answer that h2 may hold; more is written as the client takes it.
 const SEND_BUFFER: usize = 64 * 1024;

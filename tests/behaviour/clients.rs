@@ -162,11 +162,14 @@ fn curl_sends_bodies_of_every_kind() {
     let seen = pod.last();
     assert!(seen.header("content-type").concat().starts_with("multipart/form-data; boundary="));
     assert!(seen.body.len() > 2_000_000);
-    let refused = curl(
-        &["--data-binary", "@-", "-w", "%{http_code}", "-o", "/dev/null", &url],
-        &vec![b' '; 80_000_000],
-    );
-    assert_eq!(refused, "413");
+    for version in ["--http1.1", "--http2-prior-knowledge"] {
+        let refused = curl(
+            &[version, "--data-binary", "@-", "-w", "%{http_code}", &url],
+            &vec![b' '; 80_000_000],
+        );
+        assert!(refused.contains("maxRequestBodyBytes"), "{version}: {refused}");
+        assert!(refused.ends_with("413"), "{version}: {refused}");
+    }
     assert_eq!(pod.recorded().len(), 5);
 }
 

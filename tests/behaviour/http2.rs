@@ -205,9 +205,16 @@ fn heads_are_judged_as_in_http_1() {
             let exchange = connection.begin(request, true).await.unwrap();
             assert_eq!(exchange.response().await.unwrap().status, status, "{what}");
         }
+        // Many more than may be are refused by the gateway and not by the protocol: in words, and counted.
+        let flood = (0..10_000)
+            .fold(get("/v1/models"), |request, at| request.header(format!("x-{at}"), "y"));
+        let exchange = connection.begin(flood, true).await.unwrap();
+        let refused = exchange.response().await.unwrap();
+        refused.assert_error(431, "too_many_headers", None);
         let exchange = connection.post(CHAT, &serde_json::json!({"model": "nope"})).await;
         exchange.response().await.unwrap().assert_error(404, "model_not_found", Some("model"));
     });
+    gateway.wait_metric("sluice_gateway_refused_total{reason=\"head_too_large\"}", 2.0);
 }
 
 #[test]
