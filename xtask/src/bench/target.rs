@@ -108,7 +108,9 @@ impl Target {
             }
             Self::Envoy => {
                 let mut command = Command::new(peers::program(self)?);
-                command.arg("-c").arg(config("yaml", peers::envoy(listen, pods))?);
+                command
+                    .arg("-c")
+                    .arg(config("yaml", peers::envoy(listen, pods, bed.identity.as_ref()))?);
                 command.args(peers::ENVOY_ARGS);
                 command
             }
