@@ -20,9 +20,9 @@ fuzz_target!(|input: (u16, &[u8])| {
             // Refused when it comes twice, so there is one value to compare with.
             let model = object.get("model").map(|model| model.as_str().unwrap());
             assert_eq!(fields.model.as_deref(), model);
-            assert_eq!(fields.stream, object.get("stream") == Some(&Value::Bool(true)));
+            assert_eq!(fields.stream, object.get("stream").and_then(said) == Some(true));
             let options = object.get("stream_options");
-            let usage = options.and_then(|options| options.get("include_usage")?.as_bool());
+            let usage = options.and_then(|options| said(options.get("include_usage")?));
             assert_eq!(fields.include_usage, usage);
             let parts = [
                 ("input", Part::Input),
@@ -51,6 +51,23 @@ fuzz_target!(|input: (u16, &[u8])| {
         (Err(_), Err(_)) => {}
     }
 });
+
+/// What the model servers take for true or false.
+fn said(value: &Value) -> Option<bool> {
+    let is =
+        |words: [&str; 6], text: &str| words.iter().any(|word| word.eq_ignore_ascii_case(text));
+    match value {
+        Value::Bool(value) => Some(*value),
+        Value::Number(number) => match number.as_u64() {
+            Some(0) => Some(false),
+            Some(1) => Some(true),
+            _ => None,
+        },
+        Value::String(text) if is(["true", "1", "t", "y", "yes", "on"], text) => Some(true),
+        Value::String(text) if is(["false", "0", "f", "n", "no", "off"], text) => Some(false),
+        _ => None,
+    }
+}
 
 fn scan(pieces: &[&[u8]]) -> Result<Fields, Fault> {
     let mut scanner = Scanner::new();
