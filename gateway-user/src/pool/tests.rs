@@ -735,3 +735,34 @@ async fn a_request_that_waits_gets_a_pod_that_comes() {
         .await;
     drop(first);
 }
+
+// Until it has failed several times in a row a check says that the pod is well, whatever this one has found.
+#[tokio::test(start_paused = true)]
+async fn a_failed_health_check_brings_no_pod_back() {
+    let pool = pool(1, "");
+    let (now, pod) = (Instant::now(), id(&pool, 0));
+    pool.unobserved(pod, &failure(Cause::Refused), now);
+    pool.checked(pod, Ok(()), false, now);
+    assert!(!ready(&pool, 0, now), "it has not answered");
+    pool.checked(pod, Ok(()), true, now);
+    assert!(ready(&pool, 0, now));
+    // One who begins to check anew thinks it well at first.
+    pool.checked(pod, Err("three in a row".into()), false, now);
+    pool.checked(pod, Ok(()), false, now);
+    assert!(!ready(&pool, 0, now), "it is as ill as before");
+    pool.checked(pod, Ok(()), true, now);
+    assert!(ready(&pool, 0, now));
+}
+
+// What scrapes of the serving port have found, scrapes of another one never take back.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_down_while_its_metrics_move_is_tried_again() {
+    let pool = pool(1, "");
+    configure(&pool, &[(1, "a")], "");
+    let now = Instant::now();
+    pool.unobserved(id(&pool, 0), &failure(Cause::Refused), now);
+    configure(&pool, &[(1, "a")], "    aliases: [b]\n");
+    assert!(!ready(&pool, 0, now), "nothing has changed for it");
+    configure(&pool, &[(1, "a")], "    metrics: {port: 9000}\n");
+    assert!(ready(&pool, 0, now));
+}
