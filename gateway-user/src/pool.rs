@@ -216,10 +216,9 @@ impl Pool {
         let same_tls =
             before.tls.as_ref().map(Arc::as_ptr) == settings.tls.as_ref().map(Arc::as_ptr);
         let as_before = before.kv_events == settings.kv_events && same_tls;
-        drop(before);
         // What scrapes have found of the serving port they will not take back from another.
-        let is_elsewhere =
-            self.settings.load().source.port.is_none() != settings.source.port.is_none();
+        let is_elsewhere = before.source.port.is_none() != settings.source.port.is_none();
+        drop(before);
         let mut inner = self.inner.lock();
         let mut old = VecDeque::from(std::mem::take(&mut inner.pods));
         let capacity = prefix::capacity(None, self.cache.block_tokens());
