@@ -40,6 +40,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
 
     let failed: Vec<_> = steps.done.iter().filter(|step| step.error.is_some()).collect();
     println!();
+    // Again, where the end of a long log is all that one gets to see.
+    totals.failures.iter().for_each(|line| println!("{line}"));
     for Step { name, seconds, error } in &steps.done {
         let outcome = error.as_deref().unwrap_or("ok");
         println!("{name:12} {seconds:5.0} s  {outcome}");

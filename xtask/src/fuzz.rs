@@ -54,7 +54,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         run.args(["run", "--fuzz-dir", ".", "--sanitizer", "none", target, "--"]);
         run.arg(format!("-max_total_time={}", options.seconds));
         run.args(options.seed.map(|seed| format!("-seed={seed}")));
-        shell::run(&mut run).with_context(|| format!("the fuzz target {target}"))?;
+        // A line for each new input and a dictionary at the end: of interest only where something was found.
+        let log = shell::target().join(format!("fuzz-{target}.log"));
+        shell::run_quietly(&mut run, &log).with_context(|| format!("the fuzz target {target}"))?;
     }
     println!("{} fuzz targets ran {} s each and found nothing", targets.len(), options.seconds);
     Ok(())

@@ -1,5 +1,6 @@
 //! Running other programs: each is shown before it runs, and named when it fails.
 
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -38,6 +39,25 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     progress(&line);
     let status = command.status().with_context(|| format!("start {line}"))?;
     ensure!(status.success(), "{line}: {status}");
+    Ok(())
+}
+
+/// Runs a command to its end; its output goes into a file, and to our stderr from there if it fails: the last of it.
+///
+/// # Errors
+/// It could not start, or did not exit with 0.
+pub(crate) fn run_quietly(command: &mut Command, log: &Path) -> anyhow::Result<()> {
+    let line = line(command);
+    progress(&line);
+    let file = File::create(log).with_context(|| log.display().to_string())?;
+    command.stdout(file.try_clone()?).stderr(file);
+    let status = command.status().with_context(|| format!("start {line}"))?;
+    if !status.success() {
+        let said = fs::read(log).unwrap_or_default();
+        let last = said.get(said.len().saturating_sub(LAST)..).unwrap_or_default();
+        eprintln!("{}", String::from_utf8_lossy(last));
+        bail!("{line}: {status}; all that it said is in {}", log.display());
+    }
     Ok(())
 }
 
@@ -105,3 +125,6 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .map(|folder| folder.join(program))
         .find(|file| file.is_file())
 }
+
+/// Of a failed command's output, this many bytes are shown.
+const LAST: usize = 8 * 1024;

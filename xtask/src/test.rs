@@ -27,7 +27,7 @@ pub(crate) struct Options {
 }
 
 /// What the test programs said.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Totals {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
@@ -36,6 +36,10 @@ pub(crate) struct Totals {
     pub(crate) privileged: usize,
     /// Tests that needed root's rights and had none.
     pub(crate) skipped: usize,
+    /// What the failed ones said, and their names.
+    pub(crate) failures: Vec<String>,
+    /// The lines that come are about them.
+    in_failures: bool,
 }
 
 /// Runs the tests.
@@ -57,7 +61,7 @@ pub(crate) fn execute(options: &Options) -> (Totals, anyhow::Result<()>) {
 
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { passed, failed, ignored, privileged, skipped } = self;
+        let Self { passed, failed, ignored, privileged, skipped, .. } = self;
         write!(
             f,
             "tests: {passed} passed, {failed} failed, {ignored} ignored; \
@@ -121,7 +125,7 @@ fn test(options: &Options, python: &Path, totals: &mut Totals) -> anyhow::Result
     for said in BufReader::new(stdout).lines() {
         let said = said?;
         println!("{said}");
-        totals.add_summary(&said);
+        totals.add_line(&said);
     }
     let status = child.wait()?;
     totals.add_privileged(&fs::read_to_string(&log)?);
@@ -135,9 +139,14 @@ fn test(options: &Options, python: &Path, totals: &mut Totals) -> anyhow::Result
 }
 
 impl Totals {
-    /// Adds the closing line of one test program; other lines change nothing.
-    fn add_summary(&mut self, line: &str) {
-        let Some(counts) = line.strip_prefix("test result: ") else { return };
+    /// Adds a line of a test program: what it says of failed tests, and the counts at its end.
+    fn add_line(&mut self, line: &str) {
+        let counts = line.strip_prefix("test result: ");
+        self.in_failures = counts.is_none() && (self.in_failures || line == "failures:");
+        if self.in_failures && !line.is_empty() {
+            self.failures.push(line.to_owned());
+        }
+        let Some(counts) = counts else { return };
         for count in counts.split(['.', ';']) {
             let Some((number, what)) = count.trim().split_once(' ') else { continue };
             let number = number.parse().unwrap_or(0);
@@ -183,11 +192,30 @@ mod tests {
             "running 3 tests",
             "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.00s",
             "test framing::splits ... FAILED",
+            "",
+            "failures:",
+            "",
+            "---- framing::splits stdout ----",
+            "left: 1",
+            "",
+            "failures:",
+            "    framing::splits",
+            "",
             "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.52s",
+            "running 1 test",
         ] {
-            totals.add_summary(line);
+            totals.add_line(line);
         }
-        assert_eq!(totals, Totals { passed: 4, failed: 2, ignored: 1, ..Totals::default() });
+        let failures = [
+            "failures:",
+            "---- framing::splits stdout ----",
+            "left: 1",
+            "failures:",
+            "    framing::splits",
+        ];
+        let failures = failures.map(str::to_owned).to_vec();
+        let expected = Totals { passed: 4, failed: 2, ignored: 1, failures, ..Totals::default() };
+        assert_eq!(totals, expected);
     }
 
     #[test]
