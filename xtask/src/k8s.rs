@@ -9,6 +9,7 @@ mod programs;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -98,14 +99,44 @@ fn test(args: &[String]) -> anyhow::Result<()> {
     let programs = programs::ensure()?;
     shell::run(shell::cargo().args(["build", "-p", "gateway-user", "--bin", "sluice"]))?;
     let folder = shell::target().join(format!("k8s/test-{}", std::process::id()));
-    let cluster = Cluster::start(&programs, &folder)?;
-    let mut tests = shell::cargo();
-    tests.args(["test", "-p", "sluice-tests", "--test", "k8s", "--"]).args(args);
-    tests.env("KUBECONFIG", &cluster.kubeconfig).env(DEFINITIONS, &programs.definitions);
+    let mut cluster = Cluster::start(&programs, &folder)?;
     // The folder stays when a test fails: the API server's log is in it.
-    shell::run(&mut tests).with_context(|| format!("the logs are in {}", folder.display()))?;
+    let mut run = |args: &[&str]| {
+        let mut tests = shell::cargo();
+        tests.args(["test", "-p", "sluice-tests", "--test", "k8s", "--"]).args(args);
+        tests.env("KUBECONFIG", &cluster.kubeconfig).env(DEFINITIONS, &programs.definitions);
+        tests.env(CLUSTER, &cluster.folder);
+        attend(&mut tests, &mut cluster)
+            .with_context(|| format!("the logs are in {}", folder.display()))
+    };
+    if args.is_empty() {
+        run(&["--skip", ALONE])?;
+        run(&[ALONE, "--test-threads", "1"])?;
+    } else {
+        run(&args.iter().map(String::as_str).collect::<Vec<_>>())?;
+    }
     drop(cluster);
     fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())
+}
+
+/// Runs tests that may end the cluster's programs, which are started again.
+fn attend(tests: &mut Command, cluster: &mut Cluster) -> anyhow::Result<()> {
+    let line = shell::line(tests);
+    shell::progress(&line);
+    let mut tests = tests.spawn().with_context(|| format!("start {line}"))?;
+    let status = loop {
+        if let Some(status) = tests.try_wait()? {
+            break status;
+        }
+        if let Err(error) = cluster.revive() {
+            tests.kill()?;
+            tests.wait()?;
+            return Err(error);
+        }
+        sleep(Duration::from_millis(100));
+    };
+    ensure!(status.success(), "{line}: {status}");
+    Ok(())
 }
 
 /// In the folder of a running API server: who keeps it.
@@ -114,3 +145,7 @@ const PID: &str = "pid";
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Tells the tests where the resource definitions of other projects are.
 const DEFINITIONS: &str = "SLUICE_TEST_DEFINITIONS";
+/// Tells the tests in which folder the API server and its store keep what they write.
+const CLUSTER: &str = "SLUICE_TEST_CLUSTER";
+/// Tests that end the store or the API server, which no other test would survive.
+const ALONE: &str = "store::";

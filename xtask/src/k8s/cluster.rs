@@ -17,10 +17,21 @@ use crate::shell;
 
 /// Both programs. They end when it is dropped, the API server first, so that it sees no dying store.
 pub(super) struct Cluster {
-    apiserver: Process,
-    etcd: Process,
+    apiserver: Member,
+    etcd: Member,
     /// How clients reach it, with every right.
     pub(super) kubeconfig: PathBuf,
+    /// Where both keep what they write. Beside it lie `audit.log`, a line for each request; `etcd.address`; and the
+    /// process ids as `etcd.pid` and `apiserver.pid`.
+    pub(super) folder: PathBuf,
+}
+
+/// One of the programs, which can be started again.
+struct Member {
+    command: Command,
+    process: Process,
+    name: &'static str,
+    starts: u32,
 }
 
 impl Cluster {
@@ -42,9 +53,10 @@ impl Cluster {
         let token = token()?;
         let apiserver = start_apiserver(&programs.apiserver, client, port, &token, &folder)?;
         let kubeconfig = folder.join("kubeconfig");
-        let mut cluster = Self { apiserver, etcd, kubeconfig };
-        cluster.await_ready(port, &token, &folder)?;
-        let authority = folder.join("certs/apiserver.crt");
+        fs::write(folder.join("etcd.address"), format!("127.0.0.1:{client}"))?;
+        let mut cluster = Self { apiserver, etcd, kubeconfig, folder };
+        cluster.await_ready(port, &token)?;
+        let authority = cluster.folder.join("certs/apiserver.crt");
         private(&cluster.kubeconfig, &kubeconfig_text(port, &authority, &token))?;
         Ok(cluster)
     }
@@ -54,11 +66,22 @@ impl Cluster {
     /// # Errors
     /// One has ended.
     pub(super) fn check(&mut self) -> anyhow::Result<()> {
-        self.etcd.check()?;
-        self.apiserver.check()
+        self.etcd.process.check()?;
+        self.apiserver.process.check()
     }
 
-    fn await_ready(&mut self, port: u16, token: &str, folder: &Path) -> anyhow::Result<()> {
+    /// Starts what has ended again, as a kubelet does.
+    ///
+    /// # Errors
+    /// It could not be started, or ends again and again.
+    pub(super) fn revive(&mut self) -> anyhow::Result<()> {
+        let folder = &self.folder;
+        self.etcd.revive(folder)?;
+        self.apiserver.revive(folder)
+    }
+
+    fn await_ready(&mut self, port: u16, token: &str) -> anyhow::Result<()> {
+        let folder = self.folder.clone();
         let header = folder.join("header");
         private(&header, &format!("Authorization: Bearer {token}\n"))?;
         let begun = Instant::now();
@@ -85,14 +108,39 @@ impl Cluster {
     }
 }
 
-fn start_etcd(program: &Path, client: u16, peer: u16, folder: &Path) -> anyhow::Result<Process> {
+impl Member {
+    fn start(mut command: Command, name: &'static str, folder: &Path) -> anyhow::Result<Self> {
+        let process = Process::start(&mut command, None, folder.join(format!("{name}.log")))?;
+        let member = Self { command, process, name, starts: 1 };
+        member.tell(folder)?;
+        Ok(member)
+    }
+
+    fn revive(&mut self, folder: &Path) -> anyhow::Result<()> {
+        let Err(ended) = self.process.check() else { return Ok(()) };
+        if self.starts == MOST_STARTS {
+            return Err(ended.context(format!("{} does not stay", self.name)));
+        }
+        self.starts += 1;
+        let log = folder.join(format!("{}-{}.log", self.name, self.starts));
+        self.process = Process::start(&mut self.command, None, log)?;
+        self.tell(folder)
+    }
+
+    fn tell(&self, folder: &Path) -> anyhow::Result<()> {
+        let file = folder.join(format!("{}.pid", self.name));
+        fs::write(&file, self.process.pid().to_string()).with_context(|| file.display().to_string())
+    }
+}
+
+fn start_etcd(program: &Path, client: u16, peer: u16, folder: &Path) -> anyhow::Result<Member> {
     let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
     let mut etcd = Command::new(program);
     etcd.args(["--name", "sluice", "--unsafe-no-fsync", "--data-dir"]).arg(folder.join("etcd"));
     etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
     etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
     etcd.arg("--initial-cluster").arg(format!("sluice={peer}"));
-    Process::start(&mut etcd, None, folder.join("etcd.log"))
+    Member::start(etcd, "etcd", folder)
 }
 
 fn start_apiserver(
@@ -101,7 +149,7 @@ fn start_apiserver(
     port: u16,
     token: &str,
     folder: &Path,
-) -> anyhow::Result<Process> {
+) -> anyhow::Result<Member> {
     let tokens = folder.join("tokens.csv");
     private(&tokens, &format!("{token},admin,admin,\"system:masters\"\n"))?;
     let key = folder.join("accounts.key");
@@ -123,7 +171,13 @@ fn start_apiserver(
     apiserver.arg("--service-account-issuer=https://kubernetes.default.svc");
     apiserver.arg("--service-account-key-file").arg(&key);
     apiserver.arg("--service-account-signing-key-file").arg(&key);
-    Process::start(&mut apiserver, None, folder.join("apiserver.log"))
+    let policy = folder.join("audit.yaml");
+    fs::write(&policy, AUDIT)?;
+    apiserver.arg("--audit-policy-file").arg(policy);
+    apiserver.arg("--audit-log-path").arg(folder.join("audit.log"));
+    // Each request's line is there when its answer is.
+    apiserver.arg("--audit-log-mode=blocking");
+    Member::start(apiserver, "apiserver", folder)
 }
 
 /// Ports that nobody has now. They are let go before the programs take them, as those cannot be handed a socket.
@@ -165,5 +219,13 @@ contexts:
     )
 }
 
+/// Who asks for what, of every request once; of a watch when it begins.
+const AUDIT: &str = "apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata}]
+";
+/// One that ends more often has something wrong with it.
+const MOST_STARTS: u32 = 10;
 /// A loaded machine takes its time.
 const PATIENCE: Duration = Duration::from_secs(120);
