@@ -1,15 +1,17 @@
 //! Starts the daemon, in the order in which a failure is cheapest to tell, and stops it.
 
 use std::io;
+use std::mem::take;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
@@ -158,10 +160,19 @@ async fn daemon(
         addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         admin.local_addr().unwrap_or(gateway.config().admin),
     );
+    let supervised = matches!(origin, Origin::Cluster(_));
     let reloading = spawn_local(Reloader::new(&gateway, watchers).follow(origin, hangup));
     let reloading = reloading.abort_handle();
-    let cut = control(&gateway, reloading, admin, &steered, handover, &changed, &mut ended).await?;
+    let control = control(&gateway, reloading, admin, &steered, handover, &changed);
+    let (mut signals, relieved) = control.await?;
+    let cut = drain(&gateway, &mut ended, &mut signals, supervised && relieved).await;
     Ok((threads, cut))
+}
+
+/// What asks the process to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
 }
 
 /// The daemon that runs, if one does, and its sockets.
@@ -365,8 +376,8 @@ fn spread(mut sockets: Vec<TcpListener>, workers: usize) -> io::Result<Vec<TcpLi
     Ok(sockets)
 }
 
-/// The control thread's work: signals, successors, scores, admin pages. Returns when the daemon has
-/// stopped, with how many connections had to be cut for that.
+/// The control thread's work: signals, successors, scores, admin pages. Returns when the daemon takes nothing new any
+/// more, and whether that is since another one has taken over.
 async fn control(
     gateway: &Arc<Gateway>,
     reloading: AbortHandle,
@@ -374,10 +385,11 @@ async fn control(
     steered: &Rc<Steered>,
     handover: Option<Handover>,
     changed: &Rc<Notify>,
-    ended: &mut mpsc::UnboundedReceiver<()>,
-) -> io::Result<usize> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+) -> io::Result<(Signals, bool)> {
+    let mut signals = Signals {
+        terminate: signal(SignalKind::terminate())?,
+        interrupt: signal(SignalKind::interrupt())?,
+    };
     let admin = tokio::net::TcpListener::from_std(admin)?;
     let pages = Admin { gateway: Arc::clone(gateway), steered: Rc::clone(steered) };
     let mut serving = spawn_local(admin::serve(admin, pages));
@@ -392,11 +404,11 @@ async fn control(
     }
     let mut stopped = gateway.stop_signal();
     let successor = tokio::select! {
-        _ = terminate.recv() => {
+        _ = signals.terminate.recv() => {
             info!("stopping: SIGTERM");
             None
         }
-        _ = interrupt.recv() => {
+        _ = signals.interrupt.recv() => {
             info!("stopping: SIGINT");
             None
         }
@@ -407,9 +419,10 @@ async fn control(
             Some(successor)
         }
     };
+    let relieved = successor.is_some();
     publisher.abort();
     reloading.abort();
-    if successor.is_some() {
+    if relieved {
         gateway.hand_over();
     } else {
         gateway.stop();
@@ -428,9 +441,7 @@ async fn control(
         }
         (None, _) => {}
     }
-    let cut = drain(gateway, ended, &mut terminate, &mut interrupt).await;
-    serving.abort();
-    Ok(cut)
+    Ok((signals, relieved))
 }
 
 /// Returns once another daemon has taken over.
@@ -441,23 +452,34 @@ async fn taken_over(handover: Option<&Handover>) -> Successor {
     }
 }
 
-/// Waits for the workers to end, which they do with their connections, but no longer than the
-/// limit; a second signal ends the wait.
-/// Then has the workers cut those that are left, and says how many.
+/// Waits for the workers to end, which they do with their connections, but no longer than the limit; a second signal
+/// ends the wait. Then has the workers cut those that are left, and says how many.
+///
+/// One that is `supervised` has been relieved as a pod of a cluster. Its kubelet starts again what ends, and sends
+/// SIGTERM as soon as the successor is ready: that is no second signal, and there is no end before it.
 async fn drain(
     gateway: &Gateway,
     ended: &mut mpsc::UnboundedReceiver<()>,
-    terminate: &mut tokio::signal::unix::Signal,
-    interrupt: &mut tokio::signal::unix::Signal,
+    signals: &mut Signals,
+    mut supervised: bool,
 ) -> usize {
-    let wait = timeout(gateway.config().limits.drain_timeout, ended.recv());
-    tokio::select! {
-        _ = wait => {}
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    let mut wait = pin!(timeout(gateway.config().limits.drain_timeout, ended.recv()));
+    loop {
+        tokio::select! {
+            _ = &mut wait => break,
+            _ = signals.terminate.recv() => if !take(&mut supervised) { break },
+            _ = signals.interrupt.recv() => break,
+        }
     }
     let left = gateway.connections();
     gateway.cut();
+    if supervised {
+        info!("relieved and done; waiting for SIGTERM");
+        tokio::select! {
+            _ = signals.terminate.recv() => {}
+            _ = signals.interrupt.recv() => {}
+        }
+    }
     left
 }
 

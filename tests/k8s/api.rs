@@ -101,17 +101,22 @@ impl Api {
 
     /// Makes a pod with the label `app`, which is at this address and ready.
     pub(crate) async fn make_pod(&self, name: &str, app: &str, ip: IpAddr) {
+        self.try_pod(name, app, ip).await.unwrap();
+    }
+
+    /// The same of an API server that may be away.
+    pub(crate) async fn try_pod(&self, name: &str, app: &str, ip: IpAddr) -> Result<(), String> {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": name, "labels": { "app": app } },
             "spec": { "containers": [{ "name": "engine", "image": "engine" }] },
         });
-        self.apply(&self.pod(name), &pod).await.unwrap();
+        self.apply(&self.pod(name), &pod).await?;
         let status = json!({ "status": {
             "phase": "Running", "podIP": ip, "podIPs": [{ "ip": ip }],
             "conditions": [{ "type": "Ready", "status": "True" }],
         } });
-        self.merge(&format!("{}/status", self.pod(name)), &status).await.unwrap();
+        self.merge(&format!("{}/status", self.pod(name)), &status).await.map(drop)
     }
 
     /// Says of a pod whether it is ready.
@@ -139,6 +144,21 @@ impl Api {
         names.zip(table["rows"][0]["cells"].as_array().unwrap().clone()).collect()
     }
 
+    /// All requests about the namespace so far.
+    pub(crate) fn audit(&self) -> Vec<Audited> {
+        let text = fs::read_to_string(cluster().join("audit.log")).unwrap();
+        // The last line may be on its way.
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let all = whole.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        all.filter_map(|line| Audited::of(&line, &self.namespace)).collect()
+    }
+
+    /// How often its pods have been listed.
+    pub(crate) fn lists_of_pods(&self) -> usize {
+        let audit = self.audit();
+        audit.iter().filter(|one| one.verb == "list" && one.resource == "pods").count()
+    }
+
     async fn send(
         &self,
         method: Method,
@@ -153,6 +173,41 @@ impl Api {
             other => other.to_string(),
         })
     }
+}
+
+/// A request as the API server's audit log has it.
+#[derive(Debug)]
+pub(crate) struct Audited {
+    /// Who asked, or as whom.
+    pub(crate) user: String,
+    pub(crate) verb: String,
+    /// With its subresource, as in `pods/status`.
+    pub(crate) resource: String,
+    /// The answer.
+    pub(crate) code: u64,
+}
+
+impl Audited {
+    /// Of a line about a namespace: a request that has been answered, or a watch that has begun.
+    fn of(line: &Value, namespace: &str) -> Option<Self> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let about = &line["objectRef"];
+        let (verb, stage) = (text(&line["verb"]), text(&line["stage"]));
+        let counted = if verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
+        if about["namespace"] != namespace || stage != counted {
+            return None;
+        }
+        let user = ["impersonatedUser", "user"].map(|field| text(&line[field]["username"]));
+        let user = user.into_iter().find(|user| !user.is_empty())?;
+        let sub = about["subresource"].as_str().map(|sub| format!("/{sub}")).unwrap_or_default();
+        let resource = format!("{}{sub}", text(&about["resource"]));
+        Some(Self { user, verb, resource, code: line["responseStatus"]["code"].as_u64()? })
+    }
+}
+
+/// Where the API server and its store keep what they write.
+pub(crate) fn cluster() -> PathBuf {
+    std::env::var_os("SLUICE_TEST_CLUSTER").unwrap().into()
 }
 
 /// A YAML text as JSON.

@@ -4,9 +4,14 @@
 //! that a pod is ready, and at which address of the loopback interface it listens.
 
 mod api;
+mod churn;
 mod definition;
+mod identity;
+mod many;
 mod outage;
 mod pods;
 mod proxy;
 mod rights;
 mod status;
+mod store;
+mod upgrade;

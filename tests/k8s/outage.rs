@@ -64,3 +64,23 @@ async fn a_gateway_waits_for_a_cluster_that_is_not_there_yet() {
     let gateway = gateway.join().unwrap();
     wait_for(&gateway, &["p0"]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_slow_api_server_holds_up_nothing_but_news() {
+    let (api, servers) = (Api::new().await, servers(2));
+    let proxy = Proxy::start("slow");
+    proxy.slow(Duration::from_millis(700));
+    api.apply(&api.config("edge"), &selecting("a", servers[0].addr.port())).await.unwrap();
+    api.make_pod("p0", "a", servers[0].addr.ip()).await;
+    let gateway = Gateway::of_cluster(&proxy.kubeconfig, &api.namespace);
+    wait_for(&gateway, &["p0"]);
+    let load = Load::start([gateway.address].into_iter());
+    api.make_pod("p1", "a", servers[1].addr.ip()).await;
+    wait_for(&gateway, &["p0", "p1"]);
+    api.delete(&api.pod("p0")).await;
+    wait_for(&gateway, &["p1"]);
+    load.wait_for_more();
+    load.stop();
+    let status = gateway.wait_idle();
+    assert!(pods(&status).all(|pod| pod["failures"] == 0), "{status:#}");
+}

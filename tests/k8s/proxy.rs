@@ -6,6 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 /// A way to the API server.
 pub(crate) struct Proxy {
@@ -18,6 +19,8 @@ pub(crate) struct Proxy {
 struct State {
     /// Whether connections are taken on; else they are closed at once.
     down: bool,
+    /// How long each piece is held up on the way from the server.
+    delay: Duration,
     open: Vec<TcpStream>,
     count: usize,
 }
@@ -44,10 +47,11 @@ impl Proxy {
                     continue;
                 }
                 let server = TcpStream::connect(to).unwrap();
-                for (from, to) in [(&client, &server), (&server, &client)] {
-                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    thread::spawn(move || carry(from, to));
-                }
+                let streams = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                thread::spawn(move || carry(streams.0, streams.1, || Duration::ZERO));
+                let (from, to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || carry(from, to, || shared.lock().unwrap().delay));
                 state.open.extend([client, server]);
             }
         });
@@ -65,6 +69,11 @@ impl Proxy {
         self.state.lock().unwrap().down = false;
     }
 
+    /// Holds up each piece that the server sends, for so long.
+    pub(crate) fn slow(&self, delay: Duration) {
+        self.state.lock().unwrap().delay = delay;
+    }
+
     /// Closes all connections.
     pub(crate) fn cut(&self) {
         for stream in self.state.lock().unwrap().open.drain(..) {
@@ -78,9 +87,10 @@ impl Proxy {
     }
 }
 
-fn carry(mut from: TcpStream, mut to: TcpStream) {
+fn carry(mut from: TcpStream, mut to: TcpStream, delay: impl Fn() -> Duration) {
     let mut buffer = [0; 16 << 10];
     while let Ok(length @ 1..) = from.read(&mut buffer) {
+        thread::sleep(delay());
         if to.write_all(&buffer[..length]).is_err() {
             break;
         }

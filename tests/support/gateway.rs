@@ -165,8 +165,14 @@ impl Gateway {
 
     /// Starts a gateway that takes its configuration from a cluster, and waits until it listens.
     pub fn of_cluster(kubeconfig: &Path, namespace: &str) -> Self {
+        Self::of_cluster_with(kubeconfig, namespace, &[])
+    }
+
+    /// The same with these options as well.
+    pub fn of_cluster_with(kubeconfig: &Path, namespace: &str, options: &[&str]) -> Self {
         let mut command = Command::new(binary("sluice"));
         command.args(["run", "--kubernetes", "--namespace", namespace, "--node", "node-1"]);
+        command.args(options);
         command.env("KUBECONFIG", kubeconfig);
         match Self::begin(&mut command, PathBuf::new(), (0, 0)) {
             Ok(gateway) => gateway,

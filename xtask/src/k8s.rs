@@ -97,13 +97,14 @@ fn runner(folder: &Path) -> Option<Pid> {
 
 fn test(args: &[String]) -> anyhow::Result<()> {
     let programs = programs::ensure()?;
-    shell::run(shell::cargo().args(["build", "-p", "gateway-user", "--bin", "sluice"]))?;
+    // Of the whole workspace, whose choice of features everything else was built with.
+    shell::run(shell::cargo().args(["build", "--workspace", "--bins"]))?;
     let folder = shell::target().join(format!("k8s/test-{}", std::process::id()));
     let mut cluster = Cluster::start(&programs, &folder)?;
     // The folder stays when a test fails: the API server's log is in it.
     let mut run = |args: &[&str]| {
         let mut tests = shell::cargo();
-        tests.args(["test", "-p", "sluice-tests", "--test", "k8s", "--"]).args(args);
+        tests.args(["test", "--workspace", "--test", "k8s", "--"]).args(args);
         tests.env("KUBECONFIG", &cluster.kubeconfig).env(DEFINITIONS, &programs.definitions);
         tests.env(CLUSTER, &cluster.folder);
         attend(&mut tests, &mut cluster)
