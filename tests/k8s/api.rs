@@ -183,6 +183,8 @@ pub(crate) struct Audited {
     pub(crate) verb: String,
     /// With its subresource, as in `pods/status`.
     pub(crate) resource: String,
+    /// The API group, empty for the oldest one.
+    pub(crate) group: String,
     /// The answer.
     pub(crate) code: u64,
 }
@@ -201,7 +203,8 @@ impl Audited {
         let user = user.into_iter().find(|user| !user.is_empty())?;
         let sub = about["subresource"].as_str().map(|sub| format!("/{sub}")).unwrap_or_default();
         let resource = format!("{}{sub}", text(&about["resource"]));
-        Some(Self { user, verb, resource, code: line["responseStatus"]["code"].as_u64()? })
+        let code = line["responseStatus"]["code"].as_u64()?;
+        Some(Self { user, verb, resource, group: text(&about["apiGroup"]), code })
     }
 }
 

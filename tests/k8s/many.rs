@@ -23,11 +23,12 @@ fn named(name: &str) -> PathBuf {
     own
 }
 
-/// How often each user asked for what, of these verbs.
+/// How often each user asked for what, of these verbs and what there is.
 fn counts(audit: &[Audited], verbs: &[&str]) -> BTreeMap<String, BTreeMap<String, usize>> {
     let mut counts: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
-    for one in audit.iter().filter(|one| verbs.contains(&one.verb.as_str())) {
-        let of = format!("{} {}", one.verb, one.resource);
+    let asked = |one: &&Audited| verbs.contains(&one.verb.as_str()) && one.code != 404;
+    for one in audit.iter().filter(asked) {
+        let of = format!("{} {} {}", one.verb, one.group, one.resource);
         *counts.entry(one.user.clone()).or_default().entry(of).or_default() += 1;
     }
     counts.retain(|user, _| user.starts_with("gateway-"));
@@ -74,8 +75,11 @@ async fn eight_gateways_ask_eight_times_as_much_and_one_writes() {
         assert_eq!(again.count(), 0, "{user}: {asked:#?}");
         let kinds = asked.keys().filter(|of| of.starts_with("list")).count();
         let watches = asked.keys().filter(|of| of.starts_with("watch")).count();
-        assert_eq!(kinds, watches, "{user}: {asked:#?}");
+        assert!(kinds >= 3 && kinds == watches, "{user}: {asked:#?}");
     }
+    // What this cluster lacks is looked for again now and then, and not all the time.
+    let missing = audit.iter().filter(|one| one.code == 404 && one.verb == "list").count();
+    assert!(missing < 8 * 6, "{missing} requests for what there is not");
     let first = writers(&audit);
     assert_eq!(first.len(), 1, "{first:?}");
 

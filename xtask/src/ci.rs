@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::ensure;
 
-use crate::{deny, fuzz, lint, shell, test, verify_ebpf, vm};
+use crate::{deny, fuzz, k8s, lint, shell, test, verify_ebpf, vm};
 
 /// Runs every step, whatever the earlier ones said, and names those that failed.
 ///
@@ -22,6 +22,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
         (totals, result) = test::execute(&options);
         result
     });
+
+    steps.run("k8s", || k8s::test(&[]));
 
     // New inputs are found by longer runs; this sees that the targets hold for what is known, and a little beyond: the
     // same a second time, so that what fails here fails for whoever looks into it.

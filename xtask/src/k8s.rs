@@ -95,7 +95,11 @@ fn runner(folder: &Path) -> Option<Pid> {
     (program(&pid.to_string())? == program("self")?).then(|| Pid::from_raw(pid))
 }
 
-fn test(args: &[String]) -> anyhow::Result<()> {
+/// Runs the tests that need an API server, with one of their own.
+///
+/// # Errors
+/// Go is missing, something cannot be built or does not start, or a test failed.
+pub(crate) fn test(args: &[String]) -> anyhow::Result<()> {
     let programs = programs::ensure()?;
     // Of the whole workspace, whose choice of features everything else was built with.
     shell::run(shell::cargo().args(["build", "--workspace", "--bins"]))?;

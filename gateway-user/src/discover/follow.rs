@@ -84,9 +84,9 @@ pub(super) async fn follow<T: Object>(client: Client, mut kind: Kind, take: impl
                 if failures == 0 {
                     info!("{}: {}; taken for none", kind.name, status.message);
                 }
+                failures = failures.saturating_add(1);
                 take(Change::All(Vec::new(), labels));
-                failures = failures.max(FAILURES_OF_MISSING);
-                pause(&mut failures).await;
+                sleep(MISSING.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
             }
             Err(error) => {
                 told(&kind, failures, &error);
@@ -286,5 +286,5 @@ const GRACE: Duration = Duration::from_secs(15);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Between attempts, at most.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
-/// A kind that is not there is looked for again as after so many failures.
-const FAILURES_OF_MISSING: u32 = 8;
+/// A kind that is not there, as most clusters lack some, is looked for again after this at most.
+const MISSING: Duration = Duration::from_secs(30);
