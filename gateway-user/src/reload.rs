@@ -5,6 +5,7 @@
 //! brings it in.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use tracing::{info, warn};
 use crate::auth::reload::{follow_issuer, prepare};
 use crate::auth::{Auth, Unusable};
 use crate::config::{self, Config, Errors, Loaded, Scheduler};
-use crate::discover::{Cluster, Reporter};
+use crate::discover::{Cluster, Reporter, Resolved, Unapplied};
 use crate::gateway::{Configured, Gateway};
 use crate::metrics::Reload;
 use crate::pool::Settings;
@@ -27,8 +28,8 @@ use crate::watch::Watchers;
 pub enum Origin {
     /// A file, and what it held when the daemon began.
     File(PathBuf, Box<Loaded>),
-    /// A cluster.
-    Cluster(Cluster),
+    /// A cluster, and who writes what becomes of it.
+    Cluster(Box<Cluster>, Rc<Reporter>),
 }
 
 /// Follows the configuration. Lives on the control thread.
@@ -48,12 +49,12 @@ impl Reloader {
     pub async fn follow(self, origin: Origin, hangup: Signal) {
         match origin {
             Origin::File(file, begun) => self.follow_file(&file, *begun, hangup).await,
-            Origin::Cluster(cluster) => self.follow_cluster(cluster).await,
+            Origin::Cluster(cluster, reporter) => self.follow_cluster(*cluster, &reporter).await,
         }
     }
 
     /// Takes what a cluster's objects come to, which changes with every pod that is or is not ready.
-    async fn follow_cluster(&self, mut cluster: Cluster) {
+    async fn follow_cluster(&self, mut cluster: Cluster, reporter: &Reporter) {
         let name = format!("namespace {}", cluster.namespace);
         let (hearing, counted) = (cluster.hearing(), Arc::clone(&self.gateway.counted));
         spawn_local(async move {
@@ -62,9 +63,10 @@ impl Reloader {
                 sleep(LOOK).await;
             }
         });
-        let reporter = Reporter::start(&cluster, identity());
-        let mut resolved = cluster.now();
+        let mut resolved = cluster.next(Some(Duration::ZERO)).await;
         let mut taken: Option<Result<Loaded, Errors>> = None;
+        // What the specification in force came to, while the object's is another.
+        let mut kept: Option<Config> = None;
         loop {
             // Without an object or a pool there is nothing to serve; listeners and all else stay as they were.
             let found = resolved.config.clone().unwrap_or_else(|| {
@@ -72,21 +74,46 @@ impl Reloader {
                 config.schedulers.clear();
                 Ok(Loaded { config, notes: Vec::new(), meanings: Vec::new() })
             });
+            // Pods come and go, and nobody has changed the configuration.
+            let is_pods = match (&taken, &found) {
+                (Some(Ok(before)), Ok(now)) => podless(before) == podless(now),
+                (before, now) => before.as_ref() == Some(now),
+            };
             match (&taken, &found) {
                 (Some(before), now) if before == now && (self.holds() || now.is_err()) => {}
                 // What the daemon has begun with.
                 (None, Ok(now)) if now.config == **self.gateway.config() => {}
-                // Pods come and go, and nobody has changed the configuration.
-                (Some(Ok(before)), Ok(now)) if self.holds() && podless(before) == podless(now) => {
+                (Some(_), Ok(now)) if self.holds() && is_pods => {
                     match apply(&self.gateway, now.config.clone()).await {
                         Ok(_) => self.watchers.settle(),
                         Err(_) => self.take(&name, found.clone(), true).await,
                     }
                 }
-                _ => self.take(&name, found.clone(), taken.as_ref() != Some(&found)).await,
+                _ => self.take(&name, found.clone(), !is_pods).await,
             }
             taken = Some(found);
-            reporter.report(resolved, in_force(&self.gateway.configured()));
+            cluster.taken(self.holds());
+            let in_force = cluster.in_force().filter(|_| !self.holds());
+            let config = match &in_force {
+                Some(Resolved { config: Some(Ok(loaded)), .. }) => Some(loaded.config.clone()),
+                _ => None,
+            };
+            // The pods of what is served come and go all the same.
+            if let Some(config) = config.filter(|config| kept.as_ref() != Some(config)) {
+                match apply(&self.gateway, config.clone()).await {
+                    Ok(_) => self.watchers.settle(),
+                    Err(why) => warn!("{name}: its pods are not followed: {why}"),
+                }
+                kept = Some(config);
+            }
+            match in_force {
+                // What is said of pods is said of those that are served.
+                Some(Resolved { pools, left_out, .. }) => {
+                    (resolved.pools, resolved.left_out) = (pools, left_out);
+                }
+                None => kept = None,
+            }
+            reporter.report(resolved, applied(&self.gateway.configured()));
             resolved = match self.holds() || taken.as_ref().is_some_and(Result::is_err) {
                 true => cluster.next(None).await,
                 // A file that it names may come later than it does.
@@ -163,21 +190,12 @@ impl Reloader {
 }
 
 /// Whether all of the configuration is in force, or why not.
-fn in_force(configured: &Configured) -> Result<(), String> {
+fn applied(configured: &Configured) -> Result<(), Unapplied> {
     match (&configured.trouble, configured.waiting.as_slice()) {
-        (Some(why), _) => Err(why.clone()),
+        (Some(why), _) => Err(Unapplied::Refused(why.clone())),
         (None, []) => Ok(()),
-        (None, parts) => Err(format!(
-            "{} cannot change while the gateway runs: a takeover brings it in",
-            parts.join(", ")
-        )),
+        (None, parts) => Err(Unapplied::NeedsTakeover(parts.join(", "))),
     }
-}
-
-/// What no other gateway of the cluster is called.
-fn identity() -> String {
-    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
-    format!("{}_{:08x}", host.unwrap_or_default(), fastrand::u32(..))
 }
 
 /// What somebody has written.

@@ -21,7 +21,7 @@ use crate::admin::{self, Admin};
 use crate::auth;
 use crate::config::{Config, Loaded, Protocol, Scheduler, VirtualAddress};
 use crate::direct::Exclusive;
-use crate::discover::{self, Cluster};
+use crate::discover::{self, Cluster, Reporter};
 use crate::exchange::Exchange;
 use crate::flow::path::Paths;
 use crate::gateway::Gateway;
@@ -58,7 +58,8 @@ pub fn run(source: Source, takeover: bool) -> anyhow::Result<()> {
             }
             Source::Cluster(options) => {
                 let mut cluster = Cluster::follow(&options).await?;
-                (cluster.first().await, Origin::Cluster(cluster))
+                let reporter = Rc::new(Reporter::start(&cluster, identity()));
+                (cluster.first(&reporter).await, Origin::Cluster(Box::new(cluster), reporter))
             }
         };
         loaded.notes.iter().for_each(|note| warn!("{note}"));
@@ -496,6 +497,12 @@ async fn see_pods(gateway: &Gateway) {
     };
     // Later than that, requests go to pods that are not known yet, as after any start.
     let _ = timeout(SEE_PODS, seen).await;
+}
+
+/// What no other gateway of the cluster is called.
+fn identity() -> String {
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    format!("{}_{:08x}", host.unwrap_or_default(), fastrand::u32(..))
 }
 
 /// As many descriptors as the process may have: two for each request under way.

@@ -10,6 +10,7 @@ use sluice_tests::gateway::{Gateway, pods};
 use sluice_tests::load::{Load, assert_answer};
 
 use crate::api::Api;
+use crate::status::{condition, is, wait_status};
 
 /// The KUBECONFIG with every right.
 pub(crate) fn kubeconfig() -> PathBuf {
@@ -151,6 +152,95 @@ async fn an_object_that_is_wrong_changes_nothing() {
     // Without an object nothing is served.
     api.delete(&api.config("edge")).await;
     gateway.wait("no pool", |status| status["pools"] == json!([]));
+}
+
+/// What is served goes on as it was written last, with the pods of now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn the_pods_are_followed_while_the_object_is_wrong() {
+    let (api, servers) = (Api::new().await, servers(2));
+    let port = servers[0].addr.port();
+    api.apply(&api.config("edge"), &selecting("a", port)).await.unwrap();
+    api.make_pod("p0", "a", servers[0].addr.ip()).await;
+    let gateway = Gateway::of_cluster(&kubeconfig(), &api.namespace);
+    wait_for(&gateway, &["p0"]);
+    let load = Load::start([gateway.address].into_iter());
+    load.wait_for_more();
+
+    // Wrong, and of other pods.
+    let mut wrong = selecting("b", port);
+    wrong["spec"]["schedulers"][0]["metrics"] =
+        json!({ "staleAfter": "500ms", "idleInterval": "1s" });
+    api.apply(&api.config("edge"), &wrong).await.unwrap();
+    gateway.wait_metric("sluice_config_reloads_total{result=\"failed\"}", 1.0);
+    api.make_pod("p1", "a", servers[1].addr.ip()).await;
+    wait_for(&gateway, &["p0", "p1"]);
+    api.delete(&api.pod("p0")).await;
+    wait_for(&gateway, &["p1"]);
+    load.wait_for_more();
+    load.wait_for_more();
+    let before = asked(&servers[0]);
+    load.wait_for_more();
+    load.wait_for_more();
+    assert_eq!(asked(&servers[0]), before, "a pod that has left gets no request");
+    assert!(asked(&servers[1]) > 0, "a pod that has come gets some");
+    let status = wait_status(&api, "the pods that are served", |status| {
+        is(status, "Accepted", "False", "Invalid") && status["pods"] == "1/1"
+    });
+    assert!(is(&status.await, "Programmed", "False", "Invalid"));
+    // Pods are no news of the object.
+    assert_eq!(gateway.metric("sluice_config_reloads_total{result=\"failed\"}"), Some(1.0));
+
+    api.apply(&api.config("edge"), &selecting("a", port)).await.unwrap();
+    gateway.wait_metric("sluice_config_reloads_total{result=\"done\"}", 1.0);
+    wait_for(&gateway, &["p1"]);
+    load.wait_for_more();
+    load.stop();
+    let status = gateway.wait_idle();
+    assert!(pods(&status).all(|pod| pod["failures"] == 0), "{status:#}");
+}
+
+/// The same where the object is valid, and a file that it names cannot be used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn the_pods_are_followed_while_the_object_is_refused() {
+    let (api, servers) = (Api::new().await, servers(2));
+    let port = servers[0].addr.port();
+    api.apply(&api.config("edge"), &selecting("a", port)).await.unwrap();
+    api.make_pod("p0", "a", servers[0].addr.ip()).await;
+    api.make_pod("other", "b", servers[1].addr.ip()).await;
+    let gateway = Gateway::of_cluster(&kubeconfig(), &api.namespace);
+    wait_for(&gateway, &["p0"]);
+    let mut refused = selecting("b", port);
+    refused["spec"]["auth"] = json!({ "apiKeys": { "file": "/nowhere/keys.yaml" } });
+    api.apply(&api.config("edge"), &refused).await.unwrap();
+    wait_status(&api, "a refusal", |status| is(status, "Programmed", "False", "Refused")).await;
+    api.make_pod("p1", "a", servers[1].addr.ip()).await;
+    wait_for(&gateway, &["p0", "p1"]);
+    api.delete(&api.pod("p0")).await;
+    wait_for(&gateway, &["p1"]);
+    wait_status(&api, "the pods that are served", |status| status["pods"] == "1/1").await;
+    ask(&gateway);
+}
+
+/// Nothing was served before, and nothing is: the object says why.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_first_object_that_is_wrong_is_told_so() {
+    let (api, servers) = (Api::new().await, servers(1));
+    let port = servers[0].addr.port();
+    let mut wrong = selecting("a", port);
+    wrong["spec"]["schedulers"][0]["metrics"] =
+        json!({ "staleAfter": "500ms", "idleInterval": "1s" });
+    api.apply(&api.config("edge"), &wrong).await.unwrap();
+    api.make_pod("p", "a", servers[0].addr.ip()).await;
+    let namespace = api.namespace.clone();
+    let gateway = std::thread::spawn(move || Gateway::of_cluster(&kubeconfig(), &namespace));
+    let status =
+        wait_status(&api, "an error", |status| is(status, "Accepted", "False", "Invalid")).await;
+    let programmed = condition(&status, "Programmed");
+    assert_eq!(programmed["message"], "not valid, and nothing was served before");
+    api.apply(&api.config("edge"), &selecting("a", port)).await.unwrap();
+    wait_for(&gateway.join().unwrap(), &["p"]);
+    wait_status(&api, "what is right", |status| is(status, "Programmed", "True", "Programmed"))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -22,13 +22,13 @@ pub(crate) async fn wait_status(api: &Api, what: &str, is: impl Fn(&Value) -> bo
     }
 }
 
-fn condition<'a>(status: &'a Value, kind: &str) -> &'a Value {
+pub(crate) fn condition<'a>(status: &'a Value, kind: &str) -> &'a Value {
     let conditions = status["conditions"].as_array().into_iter().flatten();
     let mut conditions = conditions.filter(|condition| condition["type"] == kind);
     conditions.next().unwrap_or(&Value::Null)
 }
 
-fn is(status: &Value, kind: &str, value: &str, reason: &str) -> bool {
+pub(crate) fn is(status: &Value, kind: &str, value: &str, reason: &str) -> bool {
     let condition = condition(status, kind);
     condition["status"] == value && condition["reason"] == reason
 }
@@ -87,9 +87,10 @@ async fn it_tells_the_truth() {
     other["spec"]["listeners"][0]["name"] = "other".into();
     other["spec"]["podDefaults"] = json!({ "labels": { "team": "ml" } });
     api.apply(&api.config("edge"), &other).await.unwrap();
-    let status =
-        wait_status(&api, "what waits", |status| is(status, "Programmed", "False", "Refused"))
-            .await;
+    let status = wait_status(&api, "what waits", |status| {
+        is(status, "Programmed", "False", "NeedsTakeover")
+    })
+    .await;
     let message = condition(&status, "Programmed")["message"].as_str().unwrap();
     assert!(
         message.starts_with("spec.listeners cannot change while the gateway runs"),

@@ -11,13 +11,16 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kube::{Client, Config};
+use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::info;
 
+use super::conditions::Unapplied;
 use super::follow::{Change, Kind, Object, follow};
-use super::resolve::{Asked, Resolved, Snapshot, resolve, selectors};
+use super::report::Reporter;
+use super::resolve::{Asked, Resolved, Snapshot, resolve, resolve_as, selectors, specification};
 use super::selector::covering;
 use crate::config::Loaded;
 
@@ -38,7 +41,8 @@ pub struct Cluster {
     pub namespace: String,
     pub(super) client: Client,
     asked: Asked,
-    state: Rc<State>,
+    pub(super) state: Rc<State>,
+    in_force: InForce,
     /// The labels that pods are asked for by.
     labels: watch::Sender<Option<String>>,
     /// The same of all other kinds, which never changes.
@@ -50,9 +54,22 @@ pub struct Cluster {
 #[derive(Debug)]
 pub struct Hearing(Rc<State>);
 
+/// What the gateway serves, which need not be what the object says.
 #[derive(Debug, Default)]
-struct State {
-    snapshot: RefCell<Snapshot>,
+struct InForce {
+    /// The specification that was taken last; an empty one where there was none.
+    spec: Option<Value>,
+    /// The one that the caller has been given last.
+    offered: Option<Value>,
+    /// The object's, which is valid, was not taken for another reason.
+    is_refused: bool,
+    /// The pods of that specification are followed.
+    is_covered: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) snapshot: RefCell<Snapshot>,
     /// How many kinds have been listed.
     listed: Cell<usize>,
     /// The labels by which the pods were listed.
@@ -75,9 +92,17 @@ impl Cluster {
         let (labels, pod_labels) = watch::channel(None);
         let (all, of_all) = watch::channel(Some(String::new()));
         let asked = Asked { name: options.name.clone(), node: options.node.clone() };
-        let state = Rc::new(State::default());
-        let mut cluster =
-            Self { namespace, client, asked, state, labels, _all: all, tasks: Vec::new() };
+        let (state, in_force) = (Rc::new(State::default()), InForce::default());
+        let mut cluster = Self {
+            namespace,
+            client,
+            asked,
+            state,
+            in_force,
+            labels,
+            _all: all,
+            tasks: Vec::new(),
+        };
         let group = |group: &str, plural: &str| {
             let namespace = &cluster.namespace;
             format!("/apis/{group}/namespaces/{namespace}/{plural}")
@@ -94,28 +119,55 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The first configuration. Waits until the cluster has one that is valid.
-    pub async fn first(&mut self) -> Loaded {
+    /// The first configuration. Waits until the cluster has one that is valid, and reports those that are not.
+    pub async fn first(&mut self, reporter: &Reporter) -> Loaded {
         info!("waiting for the configuration in namespace {}", self.namespace);
+        let mut before = None;
         loop {
-            match self.next(None).await {
-                Resolved { config: Some(Ok(loaded)), .. } => return loaded,
-                Resolved { config: Some(Err(errors)), .. } => {
-                    info!("the InferenceGatewayConfig is not valid yet: {errors}");
+            let resolved = self.next(None).await;
+            let why = match &resolved.config {
+                Some(Ok(loaded)) => {
+                    let loaded = loaded.clone();
+                    self.taken(true);
+                    return loaded;
                 }
-                Resolved { config: None, .. } => info!(
+                Some(Err(errors)) => {
+                    format!("the InferenceGatewayConfig is not valid yet: {errors}")
+                }
+                None => format!(
                     "namespace {} has neither an InferenceGatewayConfig{} nor an InferencePool yet",
                     self.namespace,
                     self.asked.name.iter().map(|name| format!(" {name}")).collect::<String>()
                 ),
+            };
+            // Every pod that comes leads here.
+            if before.as_ref() != Some(&why) {
+                info!("{why}");
             }
+            reporter.report(resolved, Err(Unapplied::Nothing));
+            before = Some(why);
         }
     }
 
-    /// What the objects come to that are known now.
+    /// Says whether the gateway serves what [`next`](Self::next) has returned last.
+    pub fn taken(&mut self, taken: bool) {
+        let in_force = &mut self.in_force;
+        if taken && (in_force.spec.is_none() || in_force.spec != in_force.offered) {
+            in_force.spec = Some(in_force.offered.clone().unwrap_or_else(|| json!({})));
+        }
+        in_force.is_refused = !taken;
+        if in_force.spec.is_some() && in_force.is_refused != in_force.is_covered {
+            // Other pods are to be followed than are.
+            self.state.changed.notify_one();
+        }
+    }
+
+    /// What the specification comes to that is in force, where the object's is not; none as long as its pods are not
+    /// known.
     #[must_use]
-    pub fn now(&self) -> Resolved {
-        resolve(&self.state.snapshot.borrow(), &self.asked)
+    pub fn in_force(&self) -> Option<Resolved> {
+        let spec = self.in_force.spec.as_ref().filter(|_| self.in_force.is_covered)?;
+        Some(resolve_as(spec.clone(), &self.state.snapshot.borrow(), &self.asked))
     }
 
     /// What the objects come to after the next change of any of them, or `within` that time in any case.
@@ -132,7 +184,15 @@ impl Cluster {
             if self.state.listed.get() < KINDS_BEFORE_PODS {
                 continue;
             }
-            let labels = covering(&selectors(&snapshot, &self.asked));
+            let resolved = resolve(&snapshot, &self.asked);
+            let is_wrong = matches!(resolved.config, Some(Err(_)));
+            let own = specification(&snapshot, &self.asked);
+            let in_force = self.in_force.spec.as_ref();
+            let in_force = in_force.filter(|_| is_wrong || self.in_force.is_refused);
+            let own = own.filter(|_| !is_wrong || in_force.is_none());
+            let specs = own.into_iter().chain(in_force);
+            let labels = covering(&selectors(specs, &snapshot));
+            let is_covered = in_force.is_some();
             self.labels.send_if_modified(|before| {
                 let is_other = before.as_ref() != Some(&labels);
                 *before = Some(labels.clone());
@@ -140,7 +200,12 @@ impl Cluster {
             });
             // The pods of another selector are on their way.
             if self.state.pods_by.borrow().as_ref() == Some(&labels) {
-                return resolve(&snapshot, &self.asked);
+                self.in_force.is_covered = is_covered;
+                let offered = specification(&snapshot, &self.asked);
+                if self.in_force.offered.as_ref() != offered {
+                    self.in_force.offered = offered.cloned();
+                }
+                return resolved;
             }
         }
     }

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `Accepted` | the object is valid | `Invalid`: every error is in the message |
 //! | `ResolvedRefs` | every pool has a selector or pods | `NoSelector`, or `PoolLeftOut` for an `InferencePool` |
-//! | `Programmed` | a gateway serves this generation | `Invalid`: it serves an older one; `Refused`: so it does, for what the message says |
+//! | `Programmed` | a gateway serves this generation | `Invalid`: it serves an older one, or none yet; `Refused`: so it does, for what the message says; `NeedsTakeover`: some parts are older |
 //! | `Ready` | every pool has a pod that is ready | `NoPods`, `NotReady`, or that of `Accepted` |
 //! | `NoPods` | a selector matches nothing | all match something |
 //! | `FieldIgnored` | fields have no effect; the message names them | all have one |
@@ -14,6 +14,17 @@
 use super::resolve::{Finding, PoolFacts, Resolved};
 use crate::config::document::{Condition, SchedulerStatus, Status};
 
+/// Why a gateway does not serve what the objects came to, or not wholly.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Unapplied {
+    /// It serves nothing yet.
+    Nothing,
+    /// It could not be taken, for this reason.
+    Refused(String),
+    /// These parts cannot change while the gateway runs.
+    NeedsTakeover(String),
+}
+
 /// The status of the object that this came from.
 ///
 /// `applied` says whether the gateway serves this configuration, or why not; `before` is the object's status so far,
@@ -21,7 +32,7 @@ use crate::config::document::{Condition, SchedulerStatus, Status};
 #[must_use]
 pub fn status(
     resolved: &Resolved,
-    applied: &Result<(), String>,
+    applied: &Result<(), Unapplied>,
     before: &Status,
     now: &str,
 ) -> Status {
@@ -73,7 +84,7 @@ struct Verdict {
     message: String,
 }
 
-fn verdicts(resolved: &Resolved, applied: &Result<(), String>) -> Vec<Verdict> {
+fn verdicts(resolved: &Resolved, applied: &Result<(), Unapplied>) -> Vec<Verdict> {
     let verdict = |kind, holds, reason, message: String| Verdict { kind, holds, reason, message };
     let wrong = match &resolved.config {
         Some(Err(errors)) => {
@@ -91,11 +102,25 @@ fn verdicts(resolved: &Resolved, applied: &Result<(), String>) -> Vec<Verdict> {
         Some(said) => verdict("Accepted", false, "Invalid", said.clone()),
     };
     let programmed = match (&wrong, applied) {
+        (Some(_), Err(Unapplied::Nothing)) => {
+            let text = "not valid, and nothing was served before".to_owned();
+            verdict("Programmed", false, "Invalid", text)
+        }
         (Some(_), _) => {
             let text = "not valid, so what was served before is served still".to_owned();
             verdict("Programmed", false, "Invalid", text)
         }
-        (None, Err(why)) => verdict("Programmed", false, "Refused", why.clone()),
+        (None, Err(Unapplied::Nothing)) => {
+            verdict("Programmed", false, "Starting", "nothing is served yet".into())
+        }
+        (None, Err(Unapplied::Refused(why))) => {
+            verdict("Programmed", false, "Refused", why.clone())
+        }
+        (None, Err(Unapplied::NeedsTakeover(parts))) => {
+            let text =
+                format!("{parts} cannot change while the gateway runs: a takeover brings it in");
+            verdict("Programmed", false, "NeedsTakeover", text)
+        }
         (None, Ok(())) => verdict("Programmed", true, "Programmed", String::new()),
     };
     let selectorless = of_pools(resolved, |finding| matches!(finding, Finding::NoSelector));
@@ -194,7 +219,8 @@ mod tests {
         wrong["workers"] = json!(-1);
         let bare = json!({ "schedulers": [{ "name": "a", "modelName": "m" }] });
         let fine = Ok(());
-        let refused = Err("port 80 is taken".to_owned());
+        let refused = Err(Unapplied::Refused("port 80 is taken".into()));
+        let waits = Err(Unapplied::NeedsTakeover("spec.admin".into()));
         for (what, spec, ready, applied, pods, expected) in [
             (
                 "well",
@@ -272,6 +298,21 @@ mod tests {
                 &refused,
                 "1/1",
                 ["Accepted", "ResolvedRefs", "!Refused", "Ready", "!PodsFound", "!AllHaveEffect"],
+            ),
+            (
+                "needs a takeover",
+                app("x"),
+                true,
+                &waits,
+                "1/1",
+                [
+                    "Accepted",
+                    "ResolvedRefs",
+                    "!NeedsTakeover",
+                    "Ready",
+                    "!PodsFound",
+                    "!AllHaveEffect",
+                ],
             ),
         ] {
             let status = status(&resolved(spec, ready), applied, &Status::default(), "now");

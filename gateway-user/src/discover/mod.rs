@@ -21,5 +21,6 @@ pub mod resolve;
 pub mod selector;
 
 pub use self::cluster::{Cluster, Options};
+pub use self::conditions::Unapplied;
 pub use self::report::Reporter;
 pub use self::resolve::{Resolved, Snapshot, resolve};

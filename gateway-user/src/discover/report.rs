@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::cluster::Cluster;
-use super::conditions::status;
+use super::conditions::{Unapplied, status};
 use super::lease::{Candidate, RENEW, Spec, Step};
 use super::objects::Meta;
 use super::resolve::Resolved;
@@ -32,7 +32,7 @@ pub struct Reporter {
 
 #[derive(Debug, Default)]
 struct Wanted {
-    last: RefCell<Option<(Resolved, Result<(), String>)>>,
+    last: RefCell<Option<(Resolved, Result<(), Unapplied>)>>,
     changed: Notify,
 }
 
@@ -54,7 +54,7 @@ impl Reporter {
     }
 
     /// Says what the objects have come to, and whether the gateway serves that or why not.
-    pub fn report(&self, resolved: Resolved, applied: Result<(), String>) {
+    pub fn report(&self, resolved: Resolved, applied: Result<(), Unapplied>) {
         self.wanted.last.replace(Some((resolved, applied)));
         self.wanted.changed.notify_one();
     }
@@ -114,7 +114,7 @@ impl Writer {
         &mut self,
         object: &Meta,
         resolved: &Resolved,
-        applied: &Result<(), String>,
+        applied: &Result<(), Unapplied>,
     ) -> Result<(), kube::Error> {
         if !self.hold(&object.name).await? {
             return Ok(());

@@ -119,8 +119,14 @@ impl fmt::Display for Finding {
 /// Turns all objects into the configuration.
 #[must_use]
 pub fn resolve(snapshot: &Snapshot, asked: &Asked) -> Resolved {
+    let spec = specification(snapshot, asked).cloned();
+    resolve_as(spec.unwrap_or_else(|| json!({})), snapshot, asked)
+}
+
+/// As [`resolve`], with another specification than the object's, such as an earlier one.
+#[must_use]
+pub fn resolve_as(mut spec: Value, snapshot: &Snapshot, asked: &Asked) -> Resolved {
     let object = chosen(snapshot, asked);
-    let mut spec = object.map_or_else(|| json!({}), |object| object.spec.clone());
     // What is no map, or has no list of schedulers, is told below.
     let written = Sources::deserialize(&spec).unwrap_or_default().schedulers;
     let mut sources: Vec<Source> =
@@ -177,12 +183,20 @@ pub fn resolve(snapshot: &Snapshot, asked: &Asked) -> Resolved {
     }
 }
 
-/// The selectors that pods are wanted for.
+/// The specification of the object that is asked for, if it is there.
 #[must_use]
-pub fn selectors(snapshot: &Snapshot, asked: &Asked) -> Vec<LabelSelector> {
-    let written =
-        chosen(snapshot, asked).and_then(|object| Sources::deserialize(&object.spec).ok());
-    let of_object = written.into_iter().flat_map(|sources| sources.schedulers);
+pub fn specification<'a>(snapshot: &'a Snapshot, asked: &Asked) -> Option<&'a Value> {
+    chosen(snapshot, asked).map(|object| &object.spec)
+}
+
+/// The selectors that pods are wanted for by these specifications, and by the pools.
+#[must_use]
+pub fn selectors<'a>(
+    specs: impl IntoIterator<Item = &'a Value>,
+    snapshot: &Snapshot,
+) -> Vec<LabelSelector> {
+    let written = specs.into_iter().filter_map(|spec| Sources::deserialize(spec).ok());
+    let of_object = written.flat_map(|sources| sources.schedulers);
     let of_pools = pools(snapshot).into_values().map(|pool| Some(pool.spec.selector()));
     of_object
         .map(|scheduler| scheduler.model_selector)

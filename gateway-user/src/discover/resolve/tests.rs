@@ -269,6 +269,20 @@ fn an_object_that_is_wrong_says_all_of_it() {
 }
 
 #[test]
+fn an_earlier_specification_finds_the_pods_of_now() {
+    let mut wrong = app("y");
+    wrong["workers"] = json!(-1);
+    let pods = [pod("p", "x", "10.0.0.1"), pod("q", "y", "10.0.0.2")];
+    let mut snapshot = snapshot(Some(wrong), &pods);
+    assert!(resolve(&snapshot, &here()).config.unwrap().is_err());
+    let earlier = resolve_as(app("x"), &snapshot, &here());
+    assert_eq!(found(&earlier), ["p 10.0.0.1:8000"]);
+    assert_eq!(earlier.object.unwrap().generation, 3, "it is still of this object");
+    snapshot.pods = [("r".to_owned(), read(pod("r", "x", "10.0.0.3")))].into();
+    assert_eq!(found(&resolve_as(app("x"), &snapshot, &here())), ["r 10.0.0.3:8000"]);
+}
+
+#[test]
 fn what_is_no_specification_at_all() {
     for spec in [
         json!(null),
@@ -308,8 +322,13 @@ fn which_object_it_is() {
 fn the_selectors_that_pods_are_wanted_for() {
     let mut snapshot = snapshot(Some(app("x")), &[]);
     snapshot.pools.extend([pool("b", json!({ "selector": { "matchLabels": { "app": "y" } } }))]);
-    let queries: Vec<_> = selectors(&snapshot, &here()).iter().map(LabelSelector::query).collect();
-    assert_eq!(queries, ["app=x", "app=y"]);
+    let spec = specification(&snapshot, &here()).unwrap();
+    let queries = |specs: &[&Value]| -> Vec<String> {
+        selectors(specs.iter().copied(), &snapshot).iter().map(LabelSelector::query).collect()
+    };
+    assert_eq!(queries(&[spec]), ["app=x", "app=y"]);
+    assert_eq!(queries(&[spec, &app("z")]), ["app=x", "app=z", "app=y"]);
+    assert_eq!(queries(&[]), ["app=y"]);
 }
 
 #[test]
