@@ -161,7 +161,7 @@ async fn daemon(
         addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         admin.local_addr().unwrap_or(gateway.config().admin),
     );
-    let supervised = matches!(origin, Origin::Cluster(_));
+    let supervised = matches!(origin, Origin::Cluster(..));
     let reloading = spawn_local(Reloader::new(&gateway, watchers).follow(origin, hangup));
     let reloading = reloading.abort_handle();
     let control = control(&gateway, reloading, admin, &steered, handover, &changed);
