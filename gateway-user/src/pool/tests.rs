@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use super::*;
 use crate::metrics::{Build, Metrics};
 use crate::observe::models::Adapter;
+use crate::observe::{Cause, Failure, Models, Question, Reading};
 use crate::schedule::Signals;
 
 /// A pool of `count` pods, with further lines of its scheduler.
