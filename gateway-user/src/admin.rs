@@ -23,6 +23,7 @@ use crate::explain::Explained;
 use crate::gateway::Gateway;
 use crate::metrics::Format;
 use crate::publish::Steered;
+use crate::staleness::Stale;
 use crate::status::Status;
 
 /// What the pages show.
@@ -127,7 +128,10 @@ fn page(request: &Request<Incoming>, admin: &Admin) -> Response<Full<Bytes>> {
         // Alive, whatever the pods do: a restart would not help them.
         "/healthz" => text(StatusCode::OK, "ok\n".into()),
         "/readyz" => match gateway.unready() {
-            None => text(StatusCode::OK, "ok\n".into()),
+            None => match gateway.staleness.now() {
+                Stale::No => text(StatusCode::OK, "ok\n".into()),
+                stale => text(StatusCode::OK, format!("ok, but {stale}\n")),
+            },
             Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
         },
         "/status" => json(&Status::read(gateway, &admin.steered)),

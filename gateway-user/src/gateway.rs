@@ -20,6 +20,7 @@ use crate::metrics::{Build, Format, GatewayMetrics, Metrics, PodSample};
 use crate::pool::{Member, Pool, Settings};
 use crate::responses::Responses;
 use crate::route::Routes;
+use crate::staleness::{Stale, Staleness};
 
 /// The daemon's shared state.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub struct Gateway {
     pub counted: Arc<GatewayMetrics>,
     /// Which pod has which response.
     pub responses: Responses,
+    /// How old what it knows of a cluster is.
+    pub staleness: Staleness,
     /// When the daemon started.
     pub started: Instant,
     config: ArcSwap<Config>,
@@ -125,6 +128,7 @@ impl Gateway {
             handed_over: AtomicBool::new(false),
             cut: watch::Sender::new(false),
             listening: AtomicBool::new(false),
+            staleness: Staleness::default(),
         };
         gateway.reroute();
         gateway
@@ -303,6 +307,9 @@ impl Gateway {
         }
         if !self.listening.load(Ordering::Acquire) {
             return Some("starting".into());
+        }
+        if let stale @ Stale::TooOld(..) = self.staleness.now() {
+            return Some(stale.to_string());
         }
         if let Some(why) = self.auth().unready() {
             return Some(why);

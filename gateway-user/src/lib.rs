@@ -50,6 +50,7 @@ pub mod responses;
 pub mod route;
 pub mod run;
 pub mod schedule;
+pub mod staleness;
 pub mod status;
 pub mod takeover;
 pub mod tls;

@@ -110,6 +110,8 @@ pub struct PodStatus {
     pub adapters: Vec<Arc<str>>,
     /// Why it is not ready, or why its signals are unknown.
     pub trouble: Option<String>,
+    /// What choosing a pod needs to know of it and does not.
+    pub lacks: Option<String>,
 }
 
 /// What a scrape that was not answered takes away.
@@ -477,6 +479,7 @@ impl Pool {
                 score: explained.score,
                 parts: explained.parts,
                 adapters: entry.adapters(),
+                lacks: entry.lacks(settings.source.stale_after, now),
                 trouble: entry.trouble(now).or_else(|| match explained.score {
                     Some(_) => None,
                     None => left_out(explained.tier, view),

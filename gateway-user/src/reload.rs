@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::Signal;
-use tokio::task::{spawn_blocking, spawn_local};
+use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::auth::reload::{follow_issuer, prepare};
 use crate::auth::{Auth, Unusable};
 use crate::config::{self, Config, Errors, Loaded, Scheduler};
+use crate::discover::signals::Signals;
 use crate::discover::{Cluster, Reporter, Resolved, Unapplied};
 use crate::gateway::{Configured, Gateway};
 use crate::metrics::Reload;
@@ -54,15 +55,20 @@ impl Reloader {
     }
 
     /// Takes what a cluster's objects come to, which changes with every pod that is or is not ready.
-    async fn follow_cluster(&self, mut cluster: Cluster, reporter: &Reporter) {
+    async fn follow_cluster(&self, mut cluster: Cluster, reporter: &Rc<Reporter>) {
         let name = format!("namespace {}", cluster.namespace);
-        let (hearing, counted) = (cluster.hearing(), Arc::clone(&self.gateway.counted));
-        spawn_local(async move {
+        let (hearing, gateway) = (cluster.hearing(), Arc::clone(&self.gateway));
+        let told = Rc::clone(reporter);
+        let looking = spawn_local(async move {
+            let mut signals = Signals::default();
             loop {
-                counted.cluster_age(hearing.age());
+                gateway.staleness.set(hearing.age());
+                gateway.counted.cluster_age(hearing.age());
+                told.lacks(signals.look(&gateway.pools(), Instant::now()));
                 sleep(LOOK).await;
             }
         });
+        let _looking = Ended(looking.abort_handle());
         let mut resolved = cluster.next(Some(Duration::ZERO)).await;
         let mut taken: Option<Result<Loaded, Errors>> = None;
         // What the specification in force came to, while the object's is another.
@@ -195,6 +201,15 @@ fn applied(configured: &Configured) -> Result<(), Unapplied> {
         (Some(why), _) => Err(Unapplied::Refused(why.clone())),
         (None, []) => Ok(()),
         (None, parts) => Err(Unapplied::NeedsTakeover(parts.join(", "))),
+    }
+}
+
+/// Has a task end with whoever started it.
+struct Ended(AbortHandle);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

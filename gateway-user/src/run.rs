@@ -107,6 +107,13 @@ async fn daemon(
     let paths = Paths::start(&config, &ports(&bound));
     let member = exchange.as_ref().map(Exchange::member);
     let gateway = Arc::new(Gateway::new(config, paths, fastrand::u64(..), member));
+    let reporter = match &origin {
+        Origin::File(..) => None,
+        Origin::Cluster(cluster, reporter) => {
+            cluster.max_age.into_iter().for_each(|age| gateway.staleness.set_most(age));
+            Some(Rc::clone(reporter))
+        }
+    };
     let before = Arc::clone(&gateway.auth());
     let settings: Vec<_> =
         gateway.pools().iter().map(|pool| Arc::clone(&pool.settings())).collect();
@@ -166,7 +173,14 @@ async fn daemon(
     let reloading = reloading.abort_handle();
     let control = control(&gateway, reloading, admin, &steered, handover, &changed);
     let (mut signals, relieved) = control.await?;
-    let cut = drain(&gateway, &mut ended, &mut signals, supervised && relieved).await;
+    let draining = drain(&gateway, &mut ended, &mut signals, supervised && relieved);
+    // While the streams end, another gateway has the lease.
+    let releasing = async {
+        if let Some(reporter) = reporter {
+            reporter.release().await;
+        }
+    };
+    let (cut, ()) = tokio::join!(draining, releasing);
     Ok((threads, cut))
 }
 

@@ -13,6 +13,7 @@ use crate::kernel::{Flows, Usage};
 use crate::metrics::{Label as _, Path};
 use crate::pool::{PodStatus, Pool};
 use crate::publish::Steered;
+use crate::staleness::Stale;
 
 /// The whole gateway at one moment.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -32,6 +33,10 @@ pub struct Status {
     /// Parts of it that wait for a takeover.
     #[serde(default)]
     pub config_waiting: Vec<String>,
+    /// That the API server has not been heard for long, from which the pods come. A gateway of an earlier version does not
+    /// say.
+    #[serde(default)]
+    pub cluster_trouble: Option<String>,
     /// How connections reach the workers.
     pub steering: SteeringStatus,
     /// How responses may travel, and why others do not.
@@ -155,6 +160,10 @@ impl Status {
             reason,
             config_trouble: configured.trouble.clone(),
             config_waiting: configured.waiting.iter().map(ToString::to_string).collect(),
+            cluster_trouble: match gateway.staleness.now() {
+                Stale::No => None,
+                stale => Some(stale.to_string()),
+            },
             steering: steered.status(),
             paths: paths(gateway),
             flows: gateway.paths.flows.as_ref().map(Flows::usage),
@@ -193,6 +202,9 @@ impl Status {
         if !self.config_waiting.is_empty() {
             let waiting = self.config_waiting.join(", ");
             let _ = writeln!(out, "changed, and waiting for a takeover: {waiting}");
+        }
+        if let Some(trouble) = &self.cluster_trouble {
+            let _ = writeln!(out, "{trouble}");
         }
         for pool in &self.pools {
             let _ = writeln!(out, "\npool {} ({})", pool.name, pool.names.join(", "));
@@ -292,7 +304,8 @@ impl PoolView {
 
 impl From<PodStatus> for PodPage {
     fn from(status: PodStatus) -> Self {
-        let PodStatus { pod, view, engine, tier: _, score, parts, adapters, trouble } = status;
+        let PodStatus { pod, view, engine, tier: _, score, parts, adapters, trouble, lacks: _ } =
+            status;
         Self {
             name: pod.name.to_string(),
             address: pod.address.to_string(),

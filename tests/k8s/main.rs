@@ -14,4 +14,5 @@ mod proxy;
 mod rights;
 mod status;
 mod store;
+mod told;
 mod upgrade;

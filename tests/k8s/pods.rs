@@ -238,7 +238,8 @@ async fn a_first_object_that_is_wrong_is_told_so() {
     let programmed = condition(&status, "Programmed");
     assert_eq!(programmed["message"], "not valid, and nothing was served before");
     api.apply(&api.config("edge"), &selecting("a", port)).await.unwrap();
-    wait_for(&gateway.join().unwrap(), &["p"]);
+    let gateway = gateway.join().unwrap();
+    wait_for(&gateway, &["p"]);
     wait_status(&api, "what is right", |status| is(status, "Programmed", "True", "Programmed"))
         .await;
 }

@@ -107,22 +107,53 @@ async fn one_of_several_writes_it() {
     let mut gateways: Vec<_> =
         (0..3).map(|_| Gateway::of_cluster(&kubeconfig(), &api.namespace)).collect();
     wait_status(&api, "a status", |status| is(status, "Accepted", "True", "Accepted")).await;
-    let writes = |gateway: &Gateway| gateway.log().contains("this gateway writes the status");
-    assert_eq!(gateways.iter().filter(|gateway| writes(gateway)).count(), 1);
     let lease =
         format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases/sluice-edge", api.namespace);
     let before = api.get(&lease).await.unwrap()["spec"].clone();
 
     // Without it, another one does.
+    let writes = |gateway: &Gateway| gateway.log().contains("this gateway writes the status");
+    let writers = || gateways.iter().filter(|gateway| writes(gateway)).count();
+    let deadline = Instant::now() + PATIENCE;
+    while writers() == 0 {
+        assert!(Instant::now() < deadline, "none says that it writes");
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(writers(), 1);
     let writer = gateways.iter().position(writes).unwrap();
     drop(gateways.remove(writer));
     api.make_pod("p", "a", servers[0].addr.ip()).await;
     for gateway in &gateways {
         wait_for(gateway, &["p"]);
     }
-    wait_status(&api, "the next writer", |status| status["pods"] == "1/1").await;
+    let status = wait_status(&api, "the next writer", |status| status["pods"] == "1/1").await;
     let after = api.get(&lease).await.unwrap()["spec"].clone();
     assert_ne!(after["holderIdentity"], before["holderIdentity"]);
+    assert_eq!(after["holderIdentity"], status["writer"]);
     assert_eq!(after["leaseTransitions"], 1);
-    assert_eq!(gateways.iter().filter(|gateway| writes(gateway)).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn who_ends_gives_the_lease_back() {
+    let (api, servers) = (Api::new().await, servers(1));
+    api.apply(&api.config("edge"), &selecting("a", servers[0].addr.port())).await.unwrap();
+    let mut first = Gateway::of_cluster(&kubeconfig(), &api.namespace);
+    let one = wait_status(&api, "a writer", |status| status["writer"].is_string()).await;
+    let second = Gateway::of_cluster(&kubeconfig(), &api.namespace);
+    let lease =
+        format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases/sluice-edge", api.namespace);
+    assert_eq!(api.get(&lease).await.unwrap()["spec"]["holderIdentity"], one["writer"]);
+    first.signal("TERM");
+    first.wait_exit(PATIENCE);
+    // Nobody has to wait for its end.
+    let spec = api.get(&lease).await.unwrap()["spec"].clone();
+    assert_ne!(spec["holderIdentity"], one["writer"]);
+    let two = wait_status(&api, "the next writer", |status| {
+        status["writer"].is_string() && status["writer"] != one["writer"]
+    });
+    let two = two.await;
+    assert_eq!(api.get(&lease).await.unwrap()["spec"]["holderIdentity"], two["writer"]);
+    // What holds has held all the time.
+    assert_eq!(one["conditions"], two["conditions"]);
+    drop(second);
 }

@@ -10,6 +10,7 @@ pub mod status;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use tracing::Metadata;
@@ -22,8 +23,10 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::account::log as access;
 use crate::config;
+use crate::config::units::{KubeDuration, UnitError};
 use crate::discover;
 use crate::run::{self, Source};
+use crate::staleness::QUIET;
 
 /// An inference gateway: sends each LLM request to the pod with the most room for it, by live GPU signals.
 #[derive(Debug, Parser)]
@@ -66,7 +69,8 @@ enum Command {
     #[command(after_help = "Example: sluice probe --json")]
     Probe(probe::Options),
     /// Ask a running gateway for its pools, pods, signals and scores.
-    #[command(after_help = "Example: sluice status --admin 127.0.0.1:9901 --json")]
+    #[command(after_help = "Examples: sluice status --admin 127.0.0.1:9901 --json\n          \
+        sluice status --kubernetes --namespace serving")]
     Status(status::Options),
     /// Ask a running gateway which pod a request would go to now, and why.
     #[command(after_help = "Example: sluice explain --request chat.json --admin 127.0.0.1:9901")]
@@ -88,6 +92,10 @@ struct Cluster {
     /// With --kubernetes: the node that this runs on.
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node: Option<String>,
+    /// With --kubernetes: not to be ready when the API server has not been heard for longer than this, such as 10m
+    /// [default: ready whatever happens to the API server]
+    #[arg(long, value_name = "TIME", env = "SLUICE_MAX_CLUSTER_AGE", value_parser = max_age)]
+    max_cluster_age: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -102,7 +110,7 @@ enum LogFormat {
 pub fn main() -> ExitCode {
     let Args { command, log_format } = Args::parse();
     // What is left to write is written at the end.
-    let _guard = start_log(log_format);
+    let _guard = start_log(log_format, &command);
     match command {
         Command::Run { config, cluster, takeover } => serve(config, cluster, takeover),
         Command::Check(options) => check::run(&options).unwrap_or_else(|error| {
@@ -127,8 +135,9 @@ fn serve(file: Option<PathBuf>, cluster: Cluster, takeover: bool) -> ExitCode {
             }
         },
         None => {
-            let Cluster { kubernetes: _, namespace, name, node } = cluster;
-            Source::Cluster(discover::Options { namespace, name, node })
+            let Cluster { kubernetes: _, namespace, name, node, max_cluster_age } = cluster;
+            let options = discover::Options { namespace, name, node, max_age: max_cluster_age };
+            Source::Cluster(options)
         }
     };
     match run::run(source, takeover) {
@@ -136,6 +145,17 @@ fn serve(file: Option<PathBuf>, cluster: Cluster, takeover: bool) -> ExitCode {
         Err(error) => {
             eprintln!("sluice: {error:#}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+fn max_age(text: &str) -> Result<Duration, String> {
+    let KubeDuration(age) = text.parse().map_err(|error: UnitError| error.to_string())?;
+    match age >= QUIET {
+        true => Ok(age),
+        false => {
+            Err("at least 2m is wanted: without a change the API server is heard once a minute"
+                .into())
         }
     }
 }
@@ -152,8 +172,10 @@ pub(crate) fn say(page: &str) -> ExitCode {
     }
 }
 
-fn start_log(format: LogFormat) -> WorkerGuard {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+fn start_log(format: LogFormat, command: &Command) -> WorkerGuard {
+    // A page that is read once is not to be looked for among what a daemon would say.
+    let level = if matches!(command, Command::Status(_)) { "error" } else { "info" };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let is_access = |metadata: &Metadata<'_>| metadata.target() == access::TARGET;
     let log = layer()
         .with_writer(std::io::stderr)

@@ -33,12 +33,16 @@ pub struct Options {
     pub name: Option<String>,
     /// The node that the gateway runs on.
     pub node: Option<String>,
+    /// The gateway is not ready when the API server has not been heard for longer than this.
+    pub max_age: Option<Duration>,
 }
 
 /// A cluster that is followed. Dropped, it is not any more.
 pub struct Cluster {
     /// The namespace.
     pub namespace: String,
+    /// From when on the gateway is not ready for want of news.
+    pub max_age: Option<Duration>,
     pub(super) client: Client,
     asked: Asked,
     pub(super) state: Rc<State>,
@@ -95,6 +99,7 @@ impl Cluster {
         let (state, in_force) = (Rc::new(State::default()), InForce::default());
         let mut cluster = Self {
             namespace,
+            max_age: options.max_age,
             client,
             asked,
             state,

@@ -7,11 +7,13 @@
 //! | `Programmed` | a gateway serves this generation | `Invalid`: it serves an older one, or none yet; `Refused`: so it does, for what the message says; `NeedsTakeover`: some parts are older |
 //! | `Ready` | every pool has a pod that is ready | `NoPods`, `NotReady`, or that of `Accepted` |
 //! | `NoPods` | a selector matches nothing | all match something |
+//! | `SignalsMissing` | of a pod something is not known that choosing one needs | all tell it, or have not been asked yet |
 //! | `FieldIgnored` | fields have no effect; the message names them | all have one |
 //!
 //! Pure: the time is the caller's, and what did not change keeps the time when it last did.
 
 use super::resolve::{Finding, PoolFacts, Resolved};
+use super::signals::Lack;
 use crate::config::document::{Condition, SchedulerStatus, Status};
 
 /// Why a gateway does not serve what the objects came to, or not wholly.
@@ -25,22 +27,26 @@ pub enum Unapplied {
     NeedsTakeover(String),
 }
 
-/// The status of the object that this came from.
-///
-/// `applied` says whether the gateway serves this configuration, or why not; `before` is the object's status so far,
-/// and `now` the time, as RFC 3339.
+/// What one gateway knows of an object.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What the objects have come to.
+    pub resolved: Resolved,
+    /// Whether the gateway serves this configuration, or why not.
+    pub applied: Result<(), Unapplied>,
+    /// What it does not know of pods.
+    pub lacks: Vec<Lack>,
+}
+
+/// The status of the object that this came from; `before` is its status so far, and `now` the time, as RFC 3339.
 #[must_use]
-pub fn status(
-    resolved: &Resolved,
-    applied: &Result<(), Unapplied>,
-    before: &Status,
-    now: &str,
-) -> Status {
+pub fn status(report: &Report, before: &Status, now: &str) -> Status {
+    let Report { resolved, applied, lacks } = report;
     let generation = resolved.object.as_ref().map(|object| object.generation);
     let pools = &resolved.pools;
     let sum =
         |count: fn(&PoolFacts) -> u32| pools.iter().map(|pool| u64::from(count(pool))).sum::<u64>();
-    let mut conditions: Vec<Condition> = verdicts(resolved, applied)
+    let mut conditions: Vec<Condition> = verdicts(resolved, applied, lacks)
         .into_iter()
         .map(|Verdict { kind, holds, reason, message }| Condition {
             kind: kind.to_owned(),
@@ -61,18 +67,24 @@ pub fn status(
         observed_generation: generation,
         pools: u32::try_from(pools.len()).unwrap_or(u32::MAX),
         pods: format!("{}/{}", sum(|pool| pool.ready), sum(|pool| pool.matched)),
+        writer: before.writer.clone(),
         conditions,
-        schedulers: pools.iter().take(MAX_POOLS).map(scheduler).collect(),
+        schedulers: pools.iter().take(MAX_POOLS).map(|pool| scheduler(pool, lacks)).collect(),
     }
 }
 
-fn scheduler(pool: &PoolFacts) -> SchedulerStatus {
-    let PoolFacts { name, matched, ready, local: _, findings } = pool;
-    let message = findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+fn scheduler(pool: &PoolFacts, lacks: &[Lack]) -> SchedulerStatus {
+    let PoolFacts { name, matched, ready, local: _, is_inference_pool: _, findings } = pool;
+    let mut message: Vec<_> = findings.iter().map(ToString::to_string).collect();
+    let lacks = lacks.iter().filter(|lack| lack.pool == *name);
+    let without_signals = u32::try_from(lacks.clone().count()).unwrap_or(u32::MAX);
+    message.extend(lacks.take(MAX_LACKS).map(|lack| format!("{}: {}", lack.pod, lack.what)));
+    let message = message.join("; ");
     SchedulerStatus {
         name: name.clone(),
         matched: *matched,
         ready: *ready,
+        without_signals,
         message: (!message.is_empty()).then(|| cut(message, MAX_POOL_MESSAGE)),
     }
 }
@@ -84,7 +96,7 @@ struct Verdict {
     message: String,
 }
 
-fn verdicts(resolved: &Resolved, applied: &Result<(), Unapplied>) -> Vec<Verdict> {
+fn verdicts(resolved: &Resolved, applied: &Result<(), Unapplied>, lacks: &[Lack]) -> Vec<Verdict> {
     let verdict = |kind, holds, reason, message: String| Verdict { kind, holds, reason, message };
     let wrong = match &resolved.config {
         Some(Err(errors)) => {
@@ -148,6 +160,11 @@ fn verdicts(resolved: &Resolved, applied: &Result<(), Unapplied>) -> Vec<Verdict
         true => verdict("NoPods", false, "PodsFound", String::new()),
         false => verdict("NoPods", true, "NoPods", no_pods.join("\n")),
     };
+    let lacking: Vec<_> = lacks.iter().take(MAX_LACKS).map(ToString::to_string).collect();
+    let signals = match lacking.is_empty() {
+        true => verdict("SignalsMissing", false, "SignalsFound", String::new()),
+        false => verdict("SignalsMissing", true, "SignalsMissing", lacking.join("\n")),
+    };
     let ignored: Vec<_> = match &resolved.config {
         Some(Ok(loaded)) => {
             loaded.notes.iter().map(|note| format!("{} {}", note.field, note.text)).collect()
@@ -158,7 +175,7 @@ fn verdicts(resolved: &Resolved, applied: &Result<(), Unapplied>) -> Vec<Verdict
         true => verdict("FieldIgnored", false, "AllHaveEffect", String::new()),
         false => verdict("FieldIgnored", true, "FieldIgnored", ignored.join("\n")),
     };
-    vec![accepted, resolved_refs, programmed, ready, no_pods, ignored]
+    vec![accepted, resolved_refs, programmed, ready, no_pods, signals, ignored]
 }
 
 /// What is found of that kind, with the pools' names.
@@ -184,6 +201,8 @@ fn cut(mut text: String, most: usize) -> String {
 const MAX_MESSAGE: usize = 4096;
 /// Pools that the status lists, as many as the resource definition lets it.
 const MAX_POOLS: usize = 200;
+/// Pods that a message names, each with what is not known of it.
+const MAX_LACKS: usize = 32;
 /// Longest message of a pool, in bytes.
 const MAX_POOL_MESSAGE: usize = 1024;
 
@@ -207,6 +226,10 @@ mod tests {
         resolve(&snapshot, &Asked::default())
     }
 
+    fn report(resolved: Resolved, applied: Result<(), Unapplied>) -> Report {
+        Report { resolved, applied, lacks: Vec::new() }
+    }
+
     fn app(name: &str) -> serde_json::Value {
         json!({ "schedulers": [{ "name": "a", "modelName": "m", "modelSelector": { "matchLabels": { "app": name } } }] })
     }
@@ -228,7 +251,15 @@ mod tests {
                 true,
                 &fine,
                 "1/1",
-                ["Accepted", "ResolvedRefs", "Programmed", "Ready", "!PodsFound", "!AllHaveEffect"],
+                [
+                    "Accepted",
+                    "ResolvedRefs",
+                    "Programmed",
+                    "Ready",
+                    "!PodsFound",
+                    "!SignalsFound",
+                    "!AllHaveEffect",
+                ],
             ),
             (
                 "a field",
@@ -236,7 +267,15 @@ mod tests {
                 true,
                 &fine,
                 "1/1",
-                ["Accepted", "ResolvedRefs", "Programmed", "Ready", "!PodsFound", "FieldIgnored"],
+                [
+                    "Accepted",
+                    "ResolvedRefs",
+                    "Programmed",
+                    "Ready",
+                    "!PodsFound",
+                    "!SignalsFound",
+                    "FieldIgnored",
+                ],
             ),
             (
                 "no such pod",
@@ -244,7 +283,15 @@ mod tests {
                 true,
                 &fine,
                 "0/0",
-                ["Accepted", "ResolvedRefs", "Programmed", "!NoPods", "NoPods", "!AllHaveEffect"],
+                [
+                    "Accepted",
+                    "ResolvedRefs",
+                    "Programmed",
+                    "!NoPods",
+                    "NoPods",
+                    "!SignalsFound",
+                    "!AllHaveEffect",
+                ],
             ),
             (
                 "not ready",
@@ -258,6 +305,7 @@ mod tests {
                     "Programmed",
                     "!NotReady",
                     "!PodsFound",
+                    "!SignalsFound",
                     "!AllHaveEffect",
                 ],
             ),
@@ -273,6 +321,7 @@ mod tests {
                     "Programmed",
                     "!NoPods",
                     "!PodsFound",
+                    "!SignalsFound",
                     "!AllHaveEffect",
                 ],
             ),
@@ -288,6 +337,7 @@ mod tests {
                     "!Invalid",
                     "!Invalid",
                     "!PodsFound",
+                    "!SignalsFound",
                     "!AllHaveEffect",
                 ],
             ),
@@ -297,7 +347,15 @@ mod tests {
                 true,
                 &refused,
                 "1/1",
-                ["Accepted", "ResolvedRefs", "!Refused", "Ready", "!PodsFound", "!AllHaveEffect"],
+                [
+                    "Accepted",
+                    "ResolvedRefs",
+                    "!Refused",
+                    "Ready",
+                    "!PodsFound",
+                    "!SignalsFound",
+                    "!AllHaveEffect",
+                ],
             ),
             (
                 "needs a takeover",
@@ -311,11 +369,13 @@ mod tests {
                     "!NeedsTakeover",
                     "Ready",
                     "!PodsFound",
+                    "!SignalsFound",
                     "!AllHaveEffect",
                 ],
             ),
         ] {
-            let status = status(&resolved(spec, ready), applied, &Status::default(), "now");
+            let report = report(resolved(spec, ready), applied.clone());
+            let status = status(&report, &Status::default(), "now");
             let said: Vec<_> = status
                 .conditions
                 .iter()
@@ -329,14 +389,36 @@ mod tests {
 
     #[test]
     fn a_time_is_when_it_changed() {
-        let well = resolved(app("x"), true);
-        let first = status(&well, &Ok(()), &Status::default(), "first");
-        let same = status(&well, &Ok(()), &first, "later");
+        let well = report(resolved(app("x"), true), Ok(()));
+        let first = status(&well, &Status::default(), "first");
+        let same = status(&well, &first, "later");
         assert_eq!(same, first);
-        let changed = status(&resolved(app("x"), false), &Ok(()), &first, "later");
+        let changed = status(&report(resolved(app("x"), false), Ok(())), &first, "later");
         let times: Vec<_> =
             changed.conditions.iter().map(|c| c.last_transition_time.as_str()).collect();
-        assert_eq!(times, ["first", "first", "first", "later", "first", "first"]);
+        assert_eq!(times, ["first", "first", "first", "later", "first", "first", "first"]);
+    }
+
+    #[test]
+    fn what_pods_do_not_tell_is_named() {
+        let lack = |pool: &str, pod: &str| Lack {
+            pool: pool.into(),
+            pod: pod.into(),
+            what: "vllm does not tell how full its KV cache is".into(),
+        };
+        let mut report = report(resolved(app("x"), true), Ok(()));
+        report.lacks = vec![lack("a", "p"), lack("b", "q")];
+        let status = status(&report, &Status::default(), "now");
+        let missing = status.conditions.iter().find(|c| c.kind == "SignalsMissing").unwrap();
+        assert_eq!((missing.status.as_str(), missing.observed_generation), ("True", Some(3)));
+        assert_eq!(
+            missing.message,
+            "a: p: vllm does not tell how full its KV cache is\n\
+             b: q: vllm does not tell how full its KV cache is"
+        );
+        let pool = &status.schedulers[0];
+        assert_eq!(pool.without_signals, 1);
+        assert_eq!(pool.message.as_deref(), Some("p: vllm does not tell how full its KV cache is"));
     }
 
     #[test]

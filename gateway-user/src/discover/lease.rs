@@ -13,6 +13,7 @@ use tokio::time::Instant;
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Spec {
     /// Who has it; empty if nobody does.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) holder_identity: String,
     /// For how long, in seconds, unless it is renewed.
     pub(super) lease_duration_seconds: u32,
@@ -70,6 +71,12 @@ impl Candidate {
         Step::Hold(self.spec(lease.lease_transitions.saturating_add(1), time))
     }
 
+    /// What is to be written when this gateway leaves; nothing if the lease is another's.
+    pub(super) fn release(&self, lease: &Spec) -> Option<Spec> {
+        let is_own = lease.holder_identity == self.identity;
+        is_own.then(|| Spec { holder_identity: String::new(), ..lease.clone() })
+    }
+
     fn spec(&self, transitions: u32, time: &str) -> Spec {
         Spec {
             holder_identity: self.identity.clone(),
@@ -117,6 +124,18 @@ mod tests {
         // Nobody's, and none.
         assert_eq!(at(100, Some(spec("", "x", 4))), Step::Hold(spec("me", "now", 5)));
         assert_eq!(at(101, None), Step::Hold(spec("me", "now", 0)));
+    }
+
+    #[test]
+    fn who_leaves_gives_back_its_own() {
+        let me = Candidate::new("me".into());
+        let given = me.release(&spec("me", "x", 4)).unwrap();
+        assert_eq!(given, spec("", "x", 4));
+        assert!(!serde_json::to_string(&given).unwrap().contains("holder"));
+        assert_eq!(me.release(&spec("other", "x", 4)), None);
+        // Whoever comes next has it at once.
+        let next = Candidate::new("next".into()).step(Some(&given), Instant::now(), "now");
+        assert_eq!(next, Step::Hold(spec("next", "now", 5)));
     }
 
     #[test]

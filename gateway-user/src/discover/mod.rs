@@ -6,21 +6,29 @@
 //! 3. [`resolve`]: all objects together to one [`Config`](crate::config::Config) with its pods, and what a person should
 //!    know of each pool. Pure: no IO, no clock.
 //! 4. [`conditions`]: that again, as the object's status.
-//! 5. [`cluster`]: follows the API server and resolves what is there after each change.
-//! 6. [`report`]: writes the status, as one of many gateways.
+//! 5. [`parents`], [`events`]: the same for the pools, and for people who watch.
+//! 6. [`signals`]: what the gateway does not know of its pods.
+//! 7. [`cluster`]: follows the API server and resolves what is there after each change.
+//! 8. [`report`]: writes the status and the rest, as one of many gateways.
 //!
-//! Only the last two have IO. Nothing here writes to a pod or to a pool.
+//! Only the last two have IO. Nothing here writes to a pod.
 
 pub mod cluster;
 pub mod conditions;
+mod events;
 mod follow;
 mod lease;
 pub mod objects;
+mod parents;
 pub mod report;
 pub mod resolve;
 pub mod selector;
+pub mod signals;
 
 pub use self::cluster::{Cluster, Options};
 pub use self::conditions::Unapplied;
 pub use self::report::Reporter;
 pub use self::resolve::{Resolved, Snapshot, resolve};
+
+/// The gateway's name as a controller, in what it writes for others to read.
+const CONTROLLER: &str = "sluice.dev/gateway";

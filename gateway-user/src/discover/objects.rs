@@ -121,6 +121,16 @@ pub struct InferencePool {
     pub metadata: Meta,
     /// Which pods are in it.
     pub spec: PoolSpec,
+    /// What gateways and other controllers said of it.
+    pub status: PoolStatus,
+}
+
+/// What was said of a pool.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct PoolStatus {
+    /// An entry for each parent, whoever wrote it. v1alpha2 has it in another form, which nobody reads.
+    pub parents: Value,
 }
 
 /// Which pods are in a pool: the fields of both versions.

@@ -71,6 +71,8 @@ pub struct PoolFacts {
     pub ready: u32,
     /// Those that may and are on the gateway's node.
     pub local: u32,
+    /// Its pods are those of the `InferencePool` of its name.
+    pub is_inference_pool: bool,
     /// What a person should know.
     pub findings: Vec<Finding>,
 }
@@ -255,6 +257,8 @@ struct Source {
     ports: Vec<u16>,
     /// Pods that are listed.
     listed: usize,
+    /// They are those of an `InferencePool`.
+    is_pool: bool,
 }
 
 impl Source {
@@ -264,6 +268,7 @@ impl Source {
             selector: written.model_selector.clone(),
             ports: vec![written.target_port.unwrap_or_else(config::document::Scheduler::port)],
             listed: written.pods.len(),
+            is_pool: false,
         };
         if own.selector.is_some() || own.listed > 0 {
             return own;
@@ -277,7 +282,8 @@ impl Source {
 
     fn of_pool(name: &str, pool: &InferencePool) -> Self {
         let selector = Some(pool.spec.selector());
-        Self { name: name.to_owned(), selector, ports: pool.spec.ports(), listed: 0 }
+        let ports = pool.spec.ports();
+        Self { name: name.to_owned(), selector, ports, listed: 0, is_pool: true }
     }
 }
 

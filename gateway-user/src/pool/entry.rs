@@ -276,6 +276,29 @@ impl Entry {
         all
     }
 
+    /// What choosing a pod needs and this one does not tell; none where it tells all, or has not been asked yet.
+    pub(super) fn lacks(&self, stale_after: Duration, now: Instant) -> Option<String> {
+        if self.asleep {
+            return None;
+        }
+        let is_fresh =
+            self.observed.is_some_and(|at| now.saturating_duration_since(at) <= stale_after);
+        let Some(engine) = self.engine.filter(|_| is_fresh) else {
+            return self.trouble.clone();
+        };
+        let Signals { kv_usage, waiting, running, .. } = self.signals;
+        let missing: Vec<_> = [
+            (kv_usage.is_none(), "how full its KV cache is"),
+            (waiting.is_none(), "how many requests wait"),
+            (running.is_none(), "how many requests run"),
+        ]
+        .into_iter()
+        .filter_map(|(is_missing, what)| is_missing.then_some(what))
+        .collect();
+        (!missing.is_empty())
+            .then(|| format!("{} does not tell {}", engine.name(), missing.join(", ")))
+    }
+
     pub(super) fn trouble(&self, now: Instant) -> Option<String> {
         if let Some(Err(why)) = &self.health {
             return Some(why.clone());

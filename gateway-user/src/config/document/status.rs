@@ -15,8 +15,12 @@ pub struct Status {
     /// Pods that are ready, of those that the selectors match: `3/4`.
     #[schemars(length(max = 32))]
     pub pods: String,
+    /// The gateway that says so, of all that follow the object; none after it has ended.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 253))]
+    pub writer: String,
     /// What holds of the object, each by its type: `Accepted`, `ResolvedRefs`, `Programmed`, `Ready`, and of our own
-    /// `FieldIgnored`.
+    /// `NoPods`, `SignalsMissing` and `FieldIgnored`.
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,
     /// The pools.
@@ -37,10 +41,18 @@ pub struct SchedulerStatus {
     /// Those of them that may get requests.
     #[serde(default)]
     pub ready: u32,
+    /// Pods of which the gateway that wrote this lacks something that choosing one needs.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub without_signals: u32,
     /// What a person should know of it; empty if all is well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub message: Option<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// One thing that holds of an object, does not, or is unknown; in Kubernetes' own form.

@@ -15,6 +15,7 @@ pub(super) fn find(
     scheduler: Option<&mut Scheduler>,
 ) -> PoolFacts {
     let mut facts = PoolFacts { name: source.name.clone(), ..PoolFacts::default() };
+    facts.is_inference_pool = source.is_pool;
     facts.matched = count(source.listed);
     facts.ready = facts.matched;
     let selector = source.selector.as_ref().filter(|selector| !selector.is_empty());
