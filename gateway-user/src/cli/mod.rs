@@ -2,6 +2,7 @@
 
 mod ask;
 pub mod check;
+mod cluster;
 pub mod explain;
 pub mod key;
 pub mod probe;
@@ -68,7 +69,8 @@ enum Command {
     /// Print which kernel features work here, and why others do not.
     #[command(after_help = "Example: sluice probe --json")]
     Probe(probe::Options),
-    /// Ask a running gateway for its pools, pods, signals and scores.
+    /// Ask a running gateway for its pools, pods, signals and scores; or a Kubernetes cluster for what becomes of its
+    /// InferenceGatewayConfig.
     #[command(after_help = "Examples: sluice status --admin 127.0.0.1:9901 --json\n          \
         sluice status --kubernetes --namespace serving")]
     Status(status::Options),

@@ -1,10 +1,11 @@
-//! `sluice status`: asks a running gateway.
+//! `sluice status`: asks a running gateway, or a cluster.
 
 use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{ask, say};
+use super::{ask, cluster, say};
+use crate::discover;
 use crate::status::Status;
 
 /// What `sluice status` can be told.
@@ -19,10 +20,24 @@ pub struct Options {
     /// Print the scores as the kernel's map has them, as JSON.
     #[arg(long)]
     scores: bool,
+    /// Ask the API server of Kubernetes, as a pod of it or by KUBECONFIG, and no gateway.
+    #[arg(long, conflicts_with = "scores")]
+    kubernetes: bool,
+    /// With --kubernetes: the namespace [default: this pod's own, or that of KUBECONFIG]
+    #[arg(long, short, value_name = "NAMESPACE", requires = "kubernetes")]
+    namespace: Option<String>,
+    /// With --kubernetes: the InferenceGatewayConfig [default: the only one, or the oldest]
+    #[arg(long, value_name = "NAME", requires = "kubernetes")]
+    name: Option<String>,
 }
 
 /// Asks and prints.
 pub fn run(options: &Options) -> ExitCode {
+    if options.kubernetes {
+        let (namespace, name) = (options.namespace.clone(), options.name.clone());
+        let asked = discover::Options { namespace, name, ..discover::Options::default() };
+        return cluster::run(&asked, options.json);
+    }
     let path = if options.scores { "/status/scores" } else { "/status" };
     let page = match ask::ask(&options.admin, path, None) {
         Ok(page) => page,
