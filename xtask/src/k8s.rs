@@ -1,11 +1,12 @@
 //! A Kubernetes API server of one's own, for tests and for trying out: kube-apiserver and its etcd, without nodes and
-//! without controllers.
+//! without controllers; and Helm, for the chart.
 //!
-//! Both are built from their Go modules, at the versions of `tests/k8s`, once. They listen on 127.0.0.1 at free ports,
+//! They are built from their Go modules, at the versions of `tests/k8s`, once. Both listen on 127.0.0.1 at free ports,
 //! keep all that they write in one folder, and end with the task that started them.
 
 mod cluster;
-mod programs;
+mod go;
+pub(crate) mod programs;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -110,7 +111,7 @@ pub(crate) fn test(args: &[String]) -> anyhow::Result<()> {
         let mut tests = shell::cargo();
         tests.args(["test", "--workspace", "--test", "k8s", "--"]).args(args);
         tests.env("KUBECONFIG", &cluster.kubeconfig).env(DEFINITIONS, &programs.definitions);
-        tests.env(CLUSTER, &cluster.folder);
+        tests.env(CLUSTER, &cluster.folder).env(HELM, &programs.helm);
         attend(&mut tests, &mut cluster)
             .with_context(|| format!("the logs are in {}", folder.display()))
     };
@@ -154,3 +155,5 @@ const DEFINITIONS: &str = "SLUICE_TEST_DEFINITIONS";
 const CLUSTER: &str = "SLUICE_TEST_CLUSTER";
 /// Tests that end the store or the API server, which no other test would survive.
 const ALONE: &str = "store::";
+/// Tells the tests where Helm is.
+const HELM: &str = "SLUICE_TEST_HELM";

@@ -5,6 +5,7 @@
 
 mod bench;
 mod build_ebpf;
+mod chart;
 mod ci;
 mod demo;
 mod deny;
@@ -46,6 +47,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Bench(options) => bench::run(&options),
         Task::BuildEbpf => build_ebpf::run(),
+        Task::Chart(options) => chart::run(&options),
         Task::Ci => ci::run(),
         Task::Demo(options) => demo::run(&options),
         Task::Deny => deny::run(),
@@ -81,6 +83,9 @@ enum Task {
     /// Compile the kernel programs into the object that is checked in.
     #[command(after_help = "Example: cargo xtask build-ebpf")]
     BuildEbpf,
+    /// Look the Helm chart through, and render the plain manifests from it (needs Go once, to build Helm).
+    #[command(after_help = "Example: cargo xtask chart --check")]
+    Chart(chart::Options),
     /// Run all that CI runs: lint, deny, verify-ebpf, test, fuzz, vm. Every step runs; what failed is named last.
     #[command(after_help = "Example: cargo xtask ci")]
     Ci,

@@ -77,27 +77,35 @@ fn prepare() -> anyhow::Result<PathBuf> {
     python()
 }
 
-/// A virtual environment with exactly the packages of `requirements.txt`, made once.
+/// A Python with exactly the packages of `requirements.txt`.
 fn python() -> anyhow::Result<PathBuf> {
     let requirements = shell::root().join("xtask/requirements.txt");
-    let wanted = fs::read_to_string(&requirements).context("xtask/requirements.txt")?;
-    let folder = shell::target().join("test-python");
+    environment(&shell::target().join("test-python"), &requirements)
+}
+
+/// A virtual environment with exactly the packages that a file lists, made once; returns its interpreter.
+///
+/// # Errors
+/// Python is missing and cannot be installed, or a package cannot be had.
+pub(crate) fn environment(folder: &Path, requirements: &Path) -> anyhow::Result<PathBuf> {
+    let wanted =
+        fs::read_to_string(requirements).with_context(|| requirements.display().to_string())?;
     let python = folder.join("bin/python");
     let stamp = folder.join("requirements.txt");
     if fs::read_to_string(&stamp).is_ok_and(|have| have == wanted) {
         return Ok(python);
     }
-    shell::progress("make the Python environment of the tests");
+    shell::progress(format_args!("make the Python environment {}", folder.display()));
     shell::ensure_program("python3", "python3")?;
     let has_venv = Command::new("python3").args(["-c", "import ensurepip"]).output()?;
     if !has_venv.status.success() {
         shell::install("python3-venv")?;
     }
-    shell::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
+    shell::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder))?;
     shell::run(
         Command::new(&python)
             .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"])
-            .arg(&requirements),
+            .arg(requirements),
     )?;
     // Last, so that an installation that broke off is not taken for a whole one.
     fs::write(&stamp, wanted)?;

@@ -1,11 +1,11 @@
-//! Builds kube-apiserver and etcd, once for each of their versions.
+//! Builds kube-apiserver, etcd and Helm, once for each of their versions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 
+use super::go::Go;
 use crate::shell;
 
 /// What is needed to start an API server.
@@ -16,15 +16,17 @@ pub(super) struct Programs {
     pub(super) etcd: PathBuf,
     /// The folder with the inference extension's resource definitions.
     pub(super) definitions: PathBuf,
+    /// Helm.
+    pub(super) helm: PathBuf,
 }
 
 /// Builds what is missing. The first time takes minutes: kube-apiserver is two thousand packages.
 ///
 /// # Errors
-/// Go is missing or too old, or something cannot be fetched or built.
+/// There is no Go and none could be installed, or something cannot be fetched or built.
 pub(super) fn ensure() -> anyhow::Result<Programs> {
     let modules = shell::root().join("tests/k8s");
-    check_go()?;
+    let go = Go::ensure()?;
     let kubernetes = version(&modules.join("apiserver"), "k8s.io/kubernetes")?;
     // Without these the server says that it is v0.0.0, and clients that look at that refuse it.
     let minor = kubernetes.split('.').nth(1).unwrap_or_default();
@@ -34,23 +36,27 @@ pub(super) fn ensure() -> anyhow::Result<Programs> {
     );
     let package = "k8s.io/kubernetes/cmd/kube-apiserver";
     let apiserver =
-        build(&modules.join("apiserver"), package, "kube-apiserver", &kubernetes, &said)?;
+        build(&go, &modules.join("apiserver"), package, "kube-apiserver", &kubernetes, &said)?;
     let package = "go.etcd.io/etcd/server/v3";
     let release = version(&modules.join("etcd"), package)?;
-    let etcd = build(&modules.join("etcd"), package, "etcd", &release, "")?;
-    Ok(Programs { apiserver, etcd, definitions: definitions(&modules.join("crds"))? })
+    let etcd = build(&go, &modules.join("etcd"), package, "etcd", &release, "")?;
+    let definitions = definitions(&go, &modules.join("crds"))?;
+    Ok(Programs { apiserver, etcd, definitions, helm: helm_by(&go)? })
 }
 
-fn check_go() -> anyhow::Result<()> {
-    ensure!(shell::find("go").is_some(), "go is missing: {HOW}");
-    // Since 1.21 it fetches the release that a go.mod asks for.
-    let mut go = go(&shell::root());
-    let found = shell::output(go.args(["env", "GOVERSION"]))?;
-    let minor =
-        found.trim().strip_prefix("go1.").and_then(|rest| rest.split(['.', 'r', 'b']).next());
-    let minor: Option<u32> = minor.and_then(|minor| minor.parse().ok());
-    ensure!(minor.is_none_or(|minor| minor >= 21), "{} is too old: {HOW}", found.trim());
-    Ok(())
+/// Builds Helm if it is missing.
+///
+/// # Errors
+/// As [`ensure`].
+pub(crate) fn helm() -> anyhow::Result<PathBuf> {
+    helm_by(&Go::ensure()?)
+}
+
+fn helm_by(go: &Go) -> anyhow::Result<PathBuf> {
+    let folder = shell::root().join("tests/k8s/helm");
+    let release = version(&folder, "helm.sh/helm/v4")?;
+    let said = format!("-X helm.sh/helm/v4/internal/version.version={release}");
+    build(go, &folder, "helm.sh/helm/v4/cmd/helm", "helm", &release, &said)
 }
 
 /// The version of a module that a folder's go.mod requires.
@@ -67,6 +73,7 @@ fn version(folder: &Path, module: &str) -> anyhow::Result<String> {
 }
 
 fn build(
+    go: &Go,
     folder: &Path,
     package: &str,
     name: &str,
@@ -81,7 +88,7 @@ fn build(
     fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
     shell::progress(format_args!("{name} {version} is built once; that takes minutes"));
     let begun = to.join(format!("{name}-{version}.{}", std::process::id()));
-    let mut go = go(folder);
+    let mut go = go.command(folder);
     go.args(["build", "-mod=readonly", "-trimpath", "-ldflags"]).arg(format!("-s -w {said}"));
     shell::run(go.arg("-o").arg(&begun).arg(package)).context(BUILD)?;
     // Last, so that a build that broke off is not taken for a whole one.
@@ -90,24 +97,15 @@ fn build(
 }
 
 /// Fetches the module that carries them; it is not built.
-fn definitions(folder: &Path) -> anyhow::Result<PathBuf> {
+fn definitions(go: &Go, folder: &Path) -> anyhow::Result<PathBuf> {
     let module = "sigs.k8s.io/gateway-api-inference-extension";
     let wanted = format!("{module}@{}", version(folder, module)?);
-    let said =
-        shell::output(go(folder).args(["mod", "download", "-json", &wanted])).context(BUILD)?;
+    let said = shell::output(go.command(folder).args(["mod", "download", "-json", &wanted]))
+        .context(BUILD)?;
     let said: serde_json::Value = serde_json::from_str(&said)?;
     let place = said.get("Dir").and_then(|place| place.as_str()).context("go names no folder")?;
     Ok(Path::new(place).join("config/crd/bases"))
 }
 
-fn go(folder: &Path) -> Command {
-    let mut go = Command::new("go");
-    // Static, so that the cache may go to another machine; and free of what this machine's user has set.
-    go.current_dir(folder).env("CGO_ENABLED", "0").env("GOFLAGS", "").env("GOWORK", "off");
-    go
-}
-
-const HOW: &str = "install Go 1.26 from https://go.dev/dl, or any Go from 1.21 on, which fetches 1.26 by itself unless \
-    GOTOOLCHAIN=local is set";
 const BUILD: &str =
     "the modules come from the Go module proxy the first time, which needs the network";
