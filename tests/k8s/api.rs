@@ -39,7 +39,7 @@ impl Api {
     }
 
     /// Applies a definition of resources and waits until it holds.
-    async fn define(&self, definition: &Value) {
+    pub(crate) async fn define(&self, definition: &Value) {
         let name = definition["metadata"]["name"].as_str().unwrap();
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
         self.apply(&path, definition).await.unwrap();
@@ -68,6 +68,12 @@ impl Api {
     /// Applies an object as `kubectl apply --server-side` does, which knows no unknown field; the answer, or the message.
     pub(crate) async fn apply(&self, path: &str, object: &Value) -> Result<Value, String> {
         let path = format!("{path}?fieldManager=test&force=true&fieldValidation=Strict");
+        self.send(Method::PATCH, &path, "application/apply-patch+yaml", object).await
+    }
+
+    /// The same as far as to know whether it would be taken.
+    pub(crate) async fn dry_run(&self, path: &str, object: &Value) -> Result<Value, String> {
+        let path = format!("{path}?dryRun=All&fieldManager=test&force=true&fieldValidation=Strict");
         self.send(Method::PATCH, &path, "application/apply-patch+yaml", object).await
     }
 

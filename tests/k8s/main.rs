@@ -5,6 +5,7 @@
 
 mod api;
 mod churn;
+mod chart;
 mod definition;
 mod identity;
 mod many;

@@ -1,0 +1,266 @@
+//! The Helm chart: the API server takes all that it renders, and values that cannot be are refused with a reason.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gateway_user::config;
+use serde_json::{Value, json};
+use sluice_tests::gateway::binary;
+
+use crate::api::{Api, repository, yaml};
+
+/// What the chart renders for a release of that name in a namespace, with the values of a file of `tests/k8s/chart` and
+/// others; or why it does not.
+pub(crate) fn render(
+    release: &str,
+    namespace: &str,
+    file: &str,
+    values: &[&str],
+) -> Result<Vec<Value>, String> {
+    let helm = std::env::var_os("SLUICE_TEST_HELM").expect("run this by: cargo xtask k8s test");
+    let mut command = Command::new(helm);
+    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+        command.env(variable, std::env::temp_dir().join("sluice-test-helm"));
+    }
+    command.args(["template", release]).arg(repository().join("deploy/chart"));
+    command.args(["--namespace", namespace, "--values"]).arg(sets().join(file));
+    command.args(values.iter().flat_map(|value| ["--set", value]));
+    let output = command.output().unwrap();
+    if !output.status.success() {
+        return Err(String::from_utf8(output.stderr).unwrap());
+    }
+    Ok(objects(&String::from_utf8(output.stdout).unwrap()))
+}
+
+/// The objects of a text with several documents.
+fn objects(text: &str) -> Vec<Value> {
+    let documents =
+        text.split("\n---\n").map(|document| yaml(document.trim_start_matches("---\n")));
+    documents.filter(|document| !document.is_null()).collect()
+}
+
+fn sets() -> PathBuf {
+    repository().join("tests/k8s/chart")
+}
+
+/// The names of a folder's YAML files.
+fn files(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    names.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".yaml")).collect()
+}
+
+/// Where an object is, of a kind whose plural is the usual one.
+pub(crate) fn path(object: &Value, namespace: &str) -> String {
+    let (version, kind) =
+        (object["apiVersion"].as_str().unwrap(), object["kind"].as_str().unwrap());
+    let root = if version.contains('/') { "apis" } else { "api" };
+    let within = match kind {
+        "ClusterRole" | "ClusterRoleBinding" => String::new(),
+        _ => {
+            let own = object["metadata"]["namespace"].as_str().unwrap_or(namespace);
+            format!("namespaces/{own}/")
+        }
+    };
+    let (plural, name) = (kind.to_lowercase(), object["metadata"]["name"].as_str().unwrap());
+    format!("/{root}/{version}/{within}{plural}s/{name}")
+}
+
+/// As much of the Prometheus operator's definition as the chart makes use of, by its documentation.
+fn service_monitor() -> Value {
+    let text = json!({ "type": "string" });
+    let relabeling = json!({ "type": "object", "properties": {
+        "sourceLabels": { "type": "array", "items": text }, "targetLabel": text,
+    } });
+    let endpoint = json!({ "type": "object", "properties": {
+        "port": text, "path": text, "interval": text, "honorLabels": { "type": "boolean" },
+        "relabelings": { "type": "array", "items": relabeling },
+    } });
+    let selector = json!({ "type": "object", "properties": {
+        "matchLabels": { "type": "object", "additionalProperties": text },
+    } });
+    let spec = json!({ "type": "object", "required": ["endpoints", "selector"], "properties": {
+        "endpoints": { "type": "array", "items": endpoint }, "selector": selector,
+    } });
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "servicemonitors.monitoring.coreos.com" },
+        "spec": {
+            "group": "monitoring.coreos.com", "scope": "Namespaced",
+            "names": { "kind": "ServiceMonitor", "plural": "servicemonitors" },
+            "versions": [{ "name": "v1", "served": true, "storage": true, "schema": {
+                "openAPIV3Schema": { "type": "object", "required": ["spec"], "properties": { "spec": spec } },
+            } }],
+        },
+    })
+}
+
+/// The objects of one kind.
+fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    objects.iter().filter(|object| object["kind"] == kind).collect()
+}
+
+/// A pod as the DaemonSet among these objects makes it.
+fn pod_of(objects: &[Value]) -> Value {
+    let template = &of_kind(objects, "DaemonSet")[0]["spec"]["template"];
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "gateway", "labels": template["metadata"]["labels"] },
+        "spec": template["spec"],
+    })
+}
+
+#[tokio::test]
+async fn every_object_is_taken() {
+    let api = Api::new().await;
+    api.define(&service_monitor()).await;
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    for set in files(&sets()) {
+        let objects = render("edge", &api.namespace, &set, &[]).unwrap();
+        for object in &objects {
+            let at = path(object, &api.namespace);
+            let taken = api.dry_run(&at, object).await;
+            assert!(taken.is_ok(), "{set}: {at}: {taken:?}\n{object:#}");
+            *kinds.entry(object["kind"].as_str().unwrap().to_owned()).or_default() += 1;
+        }
+        let pod = pod_of(&objects);
+        let taken = api.dry_run(&path(&pod, &api.namespace), &pod).await;
+        assert!(taken.is_ok(), "{set}: {taken:?}\n{pod:#}");
+    }
+    for kind in
+        ["ServiceMonitor", "PodDisruptionBudget", "ConfigMap", "InferenceGatewayConfig", "Service"]
+    {
+        assert!(kinds.contains_key(kind), "no set of values has a {kind}: {kinds:?}");
+    }
+}
+
+/// What is applied without Helm, and the examples.
+#[tokio::test]
+async fn plain_manifests_and_examples_are_taken() {
+    let api = Api::new().await;
+    let plain = fs::read_to_string(repository().join("deploy/manifests/sluice.yaml")).unwrap();
+    for mut object in objects(&plain) {
+        if object["metadata"]["namespace"] == "serving" {
+            object["metadata"]["namespace"] = api.namespace.clone().into();
+        }
+        let at = path(&object, &api.namespace);
+        api.dry_run(&at, &object).await.unwrap_or_else(|error| panic!("{at}: {error}"));
+    }
+    let examples = repository().join("deploy/examples/kubernetes");
+    let names = files(&examples);
+    assert!(names.len() >= 4, "{names:?}");
+    for name in names {
+        let objects = objects(&fs::read_to_string(examples.join(&name)).unwrap());
+        for object in &objects {
+            let at = path(object, &api.namespace);
+            api.dry_run(&at, object).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+        // It means what it says: nothing is ignored, and its selectors match the pods beside it.
+        let [object] = of_kind(&objects, "InferenceGatewayConfig")[..] else { panic!("{name}") };
+        let loaded = config::parse_object(&name, &object["spec"]).unwrap();
+        assert_eq!(loaded.notes, [], "{name}");
+        for scheduler in object["spec"]["schedulers"].as_array().unwrap() {
+            let wanted = &scheduler["modelSelector"]["matchLabels"];
+            let fits = |deployment: &&Value| {
+                let template = &deployment["spec"]["template"];
+                let container = &template["spec"]["containers"][0];
+                template["metadata"]["labels"] == *wanted
+                    && container["ports"][0]["containerPort"] == scheduler["targetPort"]
+            };
+            assert!(of_kind(&objects, "Deployment").iter().any(fits), "{name}: {scheduler}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_the_kernels_part_it_fits_the_strictest_pod_security() {
+    let api = Api::new().await;
+    let path_of = format!("/api/v1/namespaces/{}", api.namespace);
+    let labels = json!({ "pod-security.kubernetes.io/enforce": "restricted" });
+    api.merge(&path_of, &json!({ "metadata": { "labels": labels } })).await.unwrap();
+    let try_set = async |set: &str| {
+        let pod = pod_of(&render("edge", &api.namespace, set, &[]).unwrap());
+        api.dry_run(&path(&pod, &api.namespace), &pod).await
+    };
+    try_set("no-kernel.yaml").await.unwrap();
+    let said = try_set("default.yaml").await.unwrap_err();
+    for reason in ["host namespaces", "restricted volume types", "BPF", "runAsNonRoot"] {
+        assert!(said.contains(reason), "{reason}: {said}");
+    }
+}
+
+#[test]
+fn values_that_cannot_be_are_refused() {
+    let mut differing = Vec::new();
+    for (values, expected) in [
+        ("network=node", "value must be one of 'host', 'hostPort', 'pod'"),
+        ("ports.http=80", "minimum: got 80, want 1,024"),
+        ("replicas=2", "additional properties 'replicas' not allowed"),
+        ("service.port=http", "at '/service/port': got string, want integer"),
+        ("kernel.extraCapabilities={CAP_BPF}", "at '/kernel/extraCapabilities/0'"),
+        ("seccompProfile.type=Localhost", "missing property 'localhostProfile'"),
+        ("podDisruptionBudget.minAvailable=50%", "at '/podDisruptionBudget/minAvailable'"),
+        ("maxUnavailable=0", "at '/maxUnavailable'"),
+        ("logFormat=xml", "value must be one of 'text', 'json'"),
+        ("network=pod,admin.address=127.0.0.1", "cannot be reached by the kubelet's probes"),
+        ("monitoring.serviceMonitor.enabled=true", "needs admin.address 0.0.0.0 or ::"),
+        ("ports.admin=8080", "ports.http and ports.admin are the same"),
+        ("terminationGracePeriodSeconds=1", "shorter than preStopSeconds"),
+        ("config.spec.workers=1", "config.create is false"),
+        ("config.create=true", "config.create needs config.spec.schedulers"),
+        (
+            "config.create=true,config.spec.schedulers[0].name=a,config.spec.listeners[0].port=9000",
+            "none of config.spec.listeners has ports.http, 8080",
+        ),
+    ] {
+        match render("edge", "serving", "default.yaml", &[values]) {
+            Ok(_) => differing.push(format!("{values} is taken")),
+            Err(said) if said.contains(expected) => {}
+            Err(said) => differing.push(format!("{values}: {said}")),
+        }
+    }
+    assert!(differing.is_empty(), "{}", differing.join("\n"));
+}
+
+#[test]
+fn what_is_watched_may_be_elsewhere() {
+    let objects = render("edge", "gateways", "default.yaml", &["watchNamespace=models"]).unwrap();
+    let namespace = |kind: &str| of_kind(&objects, kind)[0]["metadata"]["namespace"].clone();
+    assert_eq!(["Role", "RoleBinding"].map(namespace), ["models", "models"]);
+    assert_eq!(["DaemonSet", "ServiceAccount"].map(namespace), ["gateways", "gateways"]);
+    let binding = of_kind(&objects, "RoleBinding")[0];
+    assert_eq!(binding["subjects"][0]["namespace"], "gateways");
+    let args = &pod_of(&objects)["spec"]["containers"][0]["args"];
+    assert!(args.as_array().unwrap().contains(&json!("--namespace=models")), "{args}");
+}
+
+/// With the chart's capabilities the kernel's part works as with all, and none of them is there without need.
+#[test]
+fn capabilities_are_enough_and_none_too_many() {
+    let objects = render("edge", "serving", "default.yaml", &[]).unwrap();
+    let context = pod_of(&objects)["spec"]["containers"][0]["securityContext"].clone();
+    assert_eq!(context["capabilities"]["drop"], json!(["ALL"]));
+    let added = context["capabilities"]["add"].as_array().unwrap();
+    let added: Vec<String> = added.iter().map(|a| a.as_str().unwrap().to_lowercase()).collect();
+    let probe = |bounds: &str| -> Vec<String> {
+        let mut command = Command::new("setpriv");
+        command.args(["--no-new-privs", "--inh-caps=-all"]).arg(format!("--bounding-set={bounds}"));
+        let output = command.arg(binary("sluice")).args(["probe", "--json"]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let features: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let works = features.as_array().unwrap().iter().filter(|f| f["available"] == true);
+        works.map(|feature| feature["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let only = |capabilities: &[&String]| {
+        let plus: String = capabilities.iter().map(|c| format!(",+{c}")).collect();
+        probe(&format!("-all{plus}"))
+    };
+    let all = probe("+all");
+    assert!(all.contains(&"local".to_owned()), "this host's kernel carries nothing: {all:?}");
+    assert_eq!(only(&added.iter().collect::<Vec<_>>()), all);
+    for left_out in &added {
+        let others: Vec<&String> = added.iter().filter(|other| *other != left_out).collect();
+        assert_ne!(only(&others), all, "{left_out} is not needed");
+    }
+}
