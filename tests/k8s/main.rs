@@ -4,8 +4,8 @@
 //! that a pod is ready, and at which address of the loopback interface it listens.
 
 mod api;
-mod churn;
 mod chart;
+mod churn;
 mod definition;
 mod identity;
 mod many;
