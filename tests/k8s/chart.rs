@@ -205,6 +205,7 @@ fn values_that_cannot_be_are_refused() {
         ("logFormat=xml", "value must be one of 'text', 'json'"),
         ("network=pod,admin.address=127.0.0.1", "cannot be reached by the kubelet's probes"),
         ("monitoring.serviceMonitor.enabled=true", "needs admin.address 0.0.0.0 or ::"),
+        ("network=pod,takeover=true", "takeover needs network: host"),
         ("ports.admin=8080", "ports.http and ports.admin are the same"),
         ("terminationGracePeriodSeconds=1", "shorter than preStopSeconds"),
         ("config.spec.workers=1", "config.create is false"),
@@ -221,6 +222,69 @@ fn values_that_cannot_be_are_refused() {
         }
     }
     assert!(differing.is_empty(), "{}", differing.join("\n"));
+}
+
+#[test]
+fn a_gateway_starts_before_or_after_the_one_that_it_replaces() {
+    for (file, values, surge, ports) in [
+        ("default.yaml", "network=host", 0, true),
+        ("default.yaml", "network=hostPort", 0, true),
+        ("default.yaml", "network=pod", 1, true),
+        // Ports of a pod in the node's network would keep a second one away.
+        ("takeover.yaml", "network=host", 1, false),
+    ] {
+        let objects = render("edge", "serving", file, &[values]).unwrap();
+        let rolling = &of_kind(&objects, "DaemonSet")[0]["spec"]["updateStrategy"]["rollingUpdate"];
+        assert_eq!(*rolling, json!({ "maxSurge": surge, "maxUnavailable": 1 - surge }), "{values}");
+        let container = &pod_of(&objects)["spec"]["containers"][0];
+        assert_eq!(container["ports"].is_array(), ports, "{file} {values}");
+        let takes_over = container["args"].as_array().unwrap().contains(&json!("--takeover"));
+        assert_eq!(takes_over, file == "takeover.yaml", "{file}");
+    }
+}
+
+/// The program knows each argument that it is given by the chart, and by the image without it.
+#[test]
+fn arguments_are_the_programs() {
+    let is_known = |args: &Value| {
+        let args = args.as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
+        let output = Command::new(binary("sluice")).args(args).arg("--help").output().unwrap();
+        output.status.success()
+    };
+    for set in files(&sets()) {
+        let objects = render("edge", "serving", &set, &[]).unwrap();
+        let args = pod_of(&objects)["spec"]["containers"][0]["args"].clone();
+        assert!(is_known(&args), "{set}: {args}");
+    }
+    let image = fs::read_to_string(repository().join("deploy/Containerfile")).unwrap();
+    let command = image.lines().find_map(|line| line.strip_prefix("CMD ")).unwrap();
+    assert!(is_known(&serde_json::from_str(command).unwrap()), "{command}");
+    assert!(!is_known(&json!(["run", "--kubernets"])));
+}
+
+/// What the image is built from is there, and nothing that the build needs is left out.
+#[test]
+fn the_image_is_built_from_what_is_there() {
+    let image = fs::read_to_string(repository().join("deploy/Containerfile")).unwrap();
+    let copied = |line: &str| -> Vec<String> {
+        let words = line.strip_prefix("COPY ").unwrap_or_default().split_whitespace();
+        let mut words: Vec<String> = words.map(str::to_owned).collect();
+        words.pop();
+        if line.contains("--from=") { Vec::new() } else { words }
+    };
+    let copied: Vec<String> = image.lines().flat_map(copied).collect();
+    for name in &copied {
+        assert!(repository().join(name).exists(), "{name}");
+    }
+    let manifest = fs::read_to_string(repository().join("Cargo.toml")).unwrap();
+    let (_, members) = manifest.split_once("\nmembers = [").unwrap();
+    let members = members.split(']').next().unwrap().split(',');
+    for member in members.map(|member| member.trim().trim_matches('"').to_owned()) {
+        assert!(copied.contains(&member), "{member} is not copied: {copied:?}");
+    }
+    for need in ["Cargo.toml", "Cargo.lock", "gateway-ebpf"] {
+        assert!(copied.iter().any(|name| name == need), "{need}");
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub(crate) struct Options {
 /// Does it.
 ///
 /// # Errors
-/// Helm cannot be built, it or promtool minds something, or a file is not as it would be made.
+/// Helm cannot be built, it, promtool or a case of the health check minds something, or a file is not as it would be made.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let helm = programs::helm()?;
     let chart = shell::root().join(CHART);
@@ -55,6 +55,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
     let plain = plain.with_context(|| format!("{SETS} has no {DEFAULT}.yaml"))?;
     queries()?;
+    health()?;
     made(MANIFESTS, &plain, options.check)
 }
 
@@ -115,6 +116,16 @@ fn queries() -> anyhow::Result<()> {
     fs::write(&file, json!({ "groups": [{ "name": "dashboards", "rules": rules }] }).to_string())?;
     shell::output(Command::new("promtool").args(["check", "rules"]).arg(&file))?;
     println!("chart: promtool reads the {count} queries of the dashboards");
+    Ok(())
+}
+
+/// Tries Argo CD's health check, in the Lua that Argo CD speaks.
+fn health() -> anyhow::Result<()> {
+    shell::ensure_program("lua5.1", "lua5.1")?;
+    let mut lua = Command::new("lua5.1");
+    lua.current_dir(shell::root()).args(["tests/k8s/health.lua", "deploy/argocd/health.lua"]);
+    let said = shell::output(&mut lua).context("deploy/argocd/health.lua")?;
+    println!("chart: Argo CD's health check: {}", said.trim_end());
     Ok(())
 }
 

@@ -79,6 +79,9 @@ timeoutSeconds: 5
 {{- if and $loopback .Values.monitoring.serviceMonitor.enabled -}}
 {{- fail "monitoring.serviceMonitor needs admin.address 0.0.0.0 or ::, as Prometheus comes from another node" -}}
 {{- end -}}
+{{- if and .Values.takeover (ne .Values.network "host") -}}
+{{- fail "takeover needs network: host, as sockets are handed over within a network; with network: pod the new gateway starts first anyway" -}}
+{{- end -}}
 {{- if eq (int .Values.ports.http) (int .Values.ports.admin) -}}
 {{- fail "ports.http and ports.admin are the same" -}}
 {{- end -}}
