@@ -1,7 +1,8 @@
 -- Argo CD's health check of an InferenceGatewayConfig, for the key
 -- `resource.customizations.health.gateway.sluice.dev_InferenceGatewayConfig` of its ConfigMap argocd-cm.
 --
--- Degraded: somebody has to change something. Progressing: the gateways have not seen it yet, or pods are not there yet.
+-- Degraded: somebody has to change something. Suspended: a change waits for gateways that are started anew. Progressing:
+-- the gateways have not seen it yet, or pods are not there yet.
 local function health(status, message)
   return { status = status, message = message }
 end
@@ -22,7 +23,8 @@ end
 for _, kind in ipairs({ "Accepted", "ResolvedRefs", "Programmed" }) do
   local condition = conditions[kind]
   if condition ~= nil and condition.status == "False" then
-    return health("Degraded", kind .. ": " .. (condition.message or condition.reason or ""))
+    local status = condition.reason == "NeedsTakeover" and "Suspended" or "Degraded"
+    return health(status, kind .. ": " .. (condition.message or condition.reason or ""))
   end
 end
 local ready = conditions["Ready"]

@@ -1,8 +1,8 @@
 -- What deploy/argocd/health.lua says of some objects: `cargo xtask chart`.
 local source = arg[1]
 
-local function condition(kind, status)
-  return { type = kind, status = status, reason = "R", message = "why " .. kind }
+local function condition(kind, status, reason)
+  return { type = kind, status = status, reason = reason or "R", message = "why " .. kind }
 end
 
 local function object(generation, status)
@@ -24,6 +24,7 @@ local cases = {
     "Degraded", "Accepted: why Accepted" },
   { "a pool left out", object(2, with(condition("ResolvedRefs", "False"))), "Degraded", "why ResolvedRefs" },
   { "not in force", object(2, with(condition("Programmed", "False"), condition("Ready", "True"))), "Degraded", "why Programmed" },
+  { "waiting", object(2, with(condition("Programmed", "False", "NeedsTakeover"))), "Suspended", "why Programmed" },
   { "without pods", object(2, with(condition("Ready", "False"))), "Progressing", "why Ready" },
   { "well", object(2, with(condition("Ready", "True"))), "Healthy", "3/4 pods" },
 }

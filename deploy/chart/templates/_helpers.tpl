@@ -58,6 +58,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if has (include "sluice.adminAddress" .) (list "127.0.0.1" "0.0.0.0") -}}127.0.0.1{{- else -}}::1{{- end -}}
 {{- end -}}
 
+{{/* The spec of the object, if it is made here. */}}
+{{- define "sluice.spec" -}}
+{{- $listeners := list (dict "name" "http" "port" .Values.ports.http) -}}
+{{- $admin := dict "address" (include "sluice.adminAddress" .) "port" .Values.ports.admin -}}
+{{- merge (deepCopy .Values.config.spec) (dict "listeners" $listeners "admin" $admin) | toYaml -}}
+{{- end -}}
+
 {{- define "sluice.probe" -}}
 {{- $values := .context.Values -}}
 httpGet:
