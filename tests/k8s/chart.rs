@@ -202,6 +202,8 @@ fn values_that_cannot_be_are_refused() {
         ("seccompProfile.type=Localhost", "missing property 'localhostProfile'"),
         ("podDisruptionBudget.minAvailable=50%", "at '/podDisruptionBudget/minAvailable'"),
         ("maxUnavailable=0", "at '/maxUnavailable'"),
+        ("secrets[0].name=tls", "missing property 'mountPath'"),
+        ("secrets[0].name=tls,secrets[0].mountPath=tls", "at '/secrets/0/mountPath'"),
         ("logFormat=xml", "value must be one of 'text', 'json'"),
         ("network=pod,admin.address=127.0.0.1", "cannot be reached by the kubelet's probes"),
         ("monitoring.serviceMonitor.enabled=true", "needs admin.address 0.0.0.0 or ::"),
