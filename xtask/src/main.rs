@@ -83,7 +83,7 @@ enum Task {
     /// Compile the kernel programs into the object that is checked in.
     #[command(after_help = "Example: cargo xtask build-ebpf")]
     BuildEbpf,
-    /// Look the Helm chart through, and render the plain manifests from it (needs Go once, to build Helm).
+    /// Look the Helm chart through, and render the plain manifests from it (Helm is built by Go, once).
     #[command(after_help = "Example: cargo xtask chart --check")]
     Chart(chart::Options),
     /// Run all that CI runs: lint, deny, verify-ebpf, test, fuzz, vm. Every step runs; what failed is named last.
@@ -104,7 +104,7 @@ enum Task {
     /// Build h2spec, the conformance tests of HTTP/2, and run it in clear text and over TLS (needs Go).
     #[command(after_help = "Example: cargo xtask h2spec")]
     H2spec,
-    /// Start an API server of Kubernetes on this machine, or run the tests that need one (needs Go).
+    /// Start an API server of Kubernetes on this machine, or run the tests that need one (built by Go, once).
     #[command(after_help = "Example: cargo xtask k8s test")]
     K8s(k8s::Options),
     /// Check formatting, lints, and that no machine's own paths are committed.

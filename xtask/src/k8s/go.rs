@@ -1,5 +1,6 @@
 //! Which Go builds the programs: the machine's, or one of our own.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf, absolute};
 use std::process::Command;
 
@@ -7,37 +8,49 @@ use anyhow::Context;
 
 use crate::{shell, test};
 
-/// A Go that is new enough.
-pub(super) struct Go(PathBuf);
+/// A Go that is new enough, found when it is first needed.
+#[derive(Default)]
+pub(super) struct Go(OnceCell<PathBuf>);
 
 impl Go {
-    /// The machine's, if it has one that can build them; else the one of `tests/k8s/go.txt`, which is installed once.
+    /// It, in the folder of a module.
     ///
     /// # Errors
     /// There is none, and none could be installed.
-    pub(super) fn ensure() -> anyhow::Result<Self> {
-        if let Some(found) = shell::find("go") {
-            let own = Self(found);
-            // Since 1.21 it fetches the release that a go.mod asks for.
-            let release = shell::output(own.command(&shell::root()).args(["env", "GOVERSION"]))?;
-            if is_new_enough(&release) {
-                return Ok(own);
+    pub(super) fn command(&self, folder: &Path) -> anyhow::Result<Command> {
+        let program = match self.0.get() {
+            Some(program) => program,
+            None => {
+                let found = find()?;
+                self.0.get_or_init(|| found)
             }
-            shell::progress(format_args!("{} is too old to build with", release.trim()));
-        }
-        let folder = absolute(shell::target())?.join("k8s/go");
-        let packages = shell::root().join("tests/k8s/go.txt");
-        let python = test::environment(&folder, &packages).context(HOW)?;
-        Ok(Self(python.with_file_name("go")))
+        };
+        Ok(command(program, folder))
     }
+}
 
-    /// It, in the folder of a module.
-    pub(super) fn command(&self, folder: &Path) -> Command {
-        let mut go = Command::new(&self.0);
-        // Static, so that the cache may go to another machine; and free of what this machine's user has set.
-        go.current_dir(folder).env("CGO_ENABLED", "0").env("GOFLAGS", "").env("GOWORK", "off");
-        go
+/// The machine's, if it has one that can build what we build; else the one of `tests/k8s/go.txt`, which is installed once.
+fn find() -> anyhow::Result<PathBuf> {
+    if let Some(found) = shell::find("go") {
+        // Since 1.21 it fetches the release that a go.mod asks for.
+        let mut asked = command(&found, &shell::root());
+        let release = shell::output(asked.args(["env", "GOVERSION"]))?;
+        if is_new_enough(&release) {
+            return Ok(found);
+        }
+        shell::progress(format_args!("{} is too old to build with", release.trim()));
     }
+    let folder = absolute(shell::target())?.join("k8s/go");
+    let python =
+        test::environment(&folder, &shell::root().join("tests/k8s/go.txt")).context(HOW)?;
+    Ok(python.with_file_name("go"))
+}
+
+fn command(program: &Path, folder: &Path) -> Command {
+    let mut go = Command::new(program);
+    // Static, so that the cache may go to another machine; and free of what this machine's user has set.
+    go.current_dir(folder).env("CGO_ENABLED", "0").env("GOFLAGS", "").env("GOWORK", "off");
+    go
 }
 
 /// Whether this release, or the one that it fetches, can build what we build. One without a number is somebody's own.

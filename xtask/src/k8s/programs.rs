@@ -26,7 +26,7 @@ pub(super) struct Programs {
 /// There is no Go and none could be installed, or something cannot be fetched or built.
 pub(super) fn ensure() -> anyhow::Result<Programs> {
     let modules = shell::root().join("tests/k8s");
-    let go = Go::ensure()?;
+    let go = Go::default();
     let kubernetes = version(&modules.join("apiserver"), "k8s.io/kubernetes")?;
     // Without these the server says that it is v0.0.0, and clients that look at that refuse it.
     let minor = kubernetes.split('.').nth(1).unwrap_or_default();
@@ -49,7 +49,7 @@ pub(super) fn ensure() -> anyhow::Result<Programs> {
 /// # Errors
 /// As [`ensure`].
 pub(crate) fn helm() -> anyhow::Result<PathBuf> {
-    helm_by(&Go::ensure()?)
+    helm_by(&Go::default())
 }
 
 fn helm_by(go: &Go) -> anyhow::Result<PathBuf> {
@@ -88,7 +88,7 @@ fn build(
     fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
     shell::progress(format_args!("{name} {version} is built once; that takes minutes"));
     let begun = to.join(format!("{name}-{version}.{}", std::process::id()));
-    let mut go = go.command(folder);
+    let mut go = go.command(folder)?;
     go.args(["build", "-mod=readonly", "-trimpath", "-ldflags"]).arg(format!("-s -w {said}"));
     shell::run(go.arg("-o").arg(&begun).arg(package)).context(BUILD)?;
     // Last, so that a build that broke off is not taken for a whole one.
@@ -100,7 +100,7 @@ fn build(
 fn definitions(go: &Go, folder: &Path) -> anyhow::Result<PathBuf> {
     let module = "sigs.k8s.io/gateway-api-inference-extension";
     let wanted = format!("{module}@{}", version(folder, module)?);
-    let said = shell::output(go.command(folder).args(["mod", "download", "-json", &wanted]))
+    let said = shell::output(go.command(folder)?.args(["mod", "download", "-json", &wanted]))
         .context(BUILD)?;
     let said: serde_json::Value = serde_json::from_str(&said)?;
     let place = said.get("Dir").and_then(|place| place.as_str()).context("go names no folder")?;
