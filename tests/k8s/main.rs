@@ -10,6 +10,7 @@ mod definition;
 mod identity;
 mod many;
 mod outage;
+mod pickers;
 mod pods;
 mod proxy;
 mod rights;

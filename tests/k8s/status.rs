@@ -1,9 +1,10 @@
 //! What the object's status says, and who writes it.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sluice_tests::gateway::{Gateway, PATIENCE};
+use sluice_tests::gateway::{Gateway, PATIENCE, binary};
 use tokio::time::sleep;
 
 use crate::api::Api;
@@ -156,4 +157,30 @@ async fn who_ends_gives_the_lease_back() {
     // What holds has held all the time.
     assert_eq!(one["conditions"], two["conditions"]);
     drop(second);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn people_read_it_without_a_gateway() {
+    let (api, servers) = (Api::new().await, servers(1));
+    let print = || {
+        let mut command = Command::new(binary("sluice"));
+        command.args(["status", "--kubernetes", "--namespace", &api.namespace]);
+        let output = command.env("KUBECONFIG", kubeconfig()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert!(output.stderr.is_empty(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(print().contains("has no such InferenceGatewayConfig, and no InferencePool"));
+    api.apply(&api.config("edge"), &selecting("a", servers[0].addr.port())).await.unwrap();
+    api.make_pod("p", "a", servers[0].addr.ip()).await;
+    let page = print();
+    assert!(page.contains("generation 1: no gateway has said anything of it"), "{page}");
+    assert!(page.contains("pool pool (base): 1 of 1 pods ready"), "{page}");
+    assert!(page.contains(&servers[0].addr.to_string()), "{page}");
+    let _gateway = Gateway::of_cluster(&kubeconfig(), &api.namespace);
+    let status = wait_status(&api, "a status", |status| status["pods"] == "1/1").await;
+    let page = print();
+    let writer = status["writer"].as_str().unwrap();
+    assert!(page.contains(&format!("generation 1, as gateway {writer} sees it")), "{page}");
+    assert!(page.contains("  Programmed      True\n"), "{page}");
 }

@@ -81,9 +81,7 @@ impl View {
             None => (Vec::new(), Vec::new()),
             Some(Ok(loaded)) => (loaded.config.schedulers, Vec::new()),
             Some(Err(errors)) => {
-                let line =
-                    |error: &crate::config::Error| format!("{}: {}", error.field, error.text);
-                (Vec::new(), errors.list.iter().map(line).collect())
+                (Vec::new(), errors.list.iter().map(ToString::to_string).collect())
             }
         };
         errors.extend(left_out.iter().map(|(name, why)| format!("InferencePool {name}: {why}")));

@@ -22,8 +22,8 @@ use super::shape::Shape;
 use super::tree::Node;
 use super::units::Size;
 use super::{
-    Certificate, Config, EventSource, Exchange, Kernel, Limits, Listener, Loaded, MetricsSource,
-    NamedFile, Pod, Protocol, Saturation, Scheduler, Steering, Tls, VirtualAddress,
+    Certificate, Config, ConfigMaps, EventSource, Exchange, Kernel, Limits, Listener, Loaded,
+    MetricsSource, NamedFile, Pod, Protocol, Saturation, Scheduler, Steering, Tls, VirtualAddress,
 };
 use crate::schedule::Policy;
 
@@ -45,15 +45,16 @@ pub(super) fn build_object(
     mut shape: Shape,
     name: &str,
     read: &dyn Fn(&str) -> Result<NamedFile, String>,
+    maps: Option<&dyn ConfigMaps>,
 ) -> Result<Loaded, Errors> {
     // Said of files.
-    shape.notes.retain(|note| !note.field.ends_with("].modelSelector"));
-    for note in &mut shape.notes {
-        if note.field.ends_with("].configMapRef") {
-            note.text = "has no effect in this version: the default profile is used".into();
-        }
-    }
-    finish(Builder::new(root, read, true), shape, name)
+    let is_of_files = |note: &Note| {
+        note.field.ends_with("].modelSelector")
+            || maps.is_some() && note.field.ends_with("].configMapRef")
+    };
+    shape.notes.retain(|note| !is_of_files(note));
+    let builder = Builder::new(root, read, true);
+    finish(Builder { maps, ..builder }, shape, name)
 }
 
 fn finish(mut builder: Builder<'_>, shape: Shape, file: &str) -> Result<Loaded, Errors> {
@@ -100,6 +101,8 @@ struct Builder<'a> {
     errors: Vec<(Vec<Path>, Error)>,
     /// Whether pods are found by their labels.
     cluster: bool,
+    /// Where there are such.
+    maps: Option<&'a dyn ConfigMaps>,
 }
 
 impl<'a> Builder<'a> {
@@ -109,7 +112,7 @@ impl<'a> Builder<'a> {
         cluster: bool,
     ) -> Self {
         let (notes, meanings, errors) = Default::default();
-        Self { root, read, notes, meanings, errors, cluster }
+        Self { root, read, notes, meanings, errors, cluster, maps: None }
     }
 }
 
@@ -342,8 +345,16 @@ impl Builder<'_> {
                 kv_cache: scheduler.saturation.kv_cache,
                 in_flight: scheduler.saturation.in_flight,
             };
-            if let Some(file) = &scheduler.picker_config {
-                let picked = self.picker_config(file, &mut saturation, &path);
+            let picker = match (&scheduler.picker_config, &scheduler.config_map_ref, self.maps) {
+                (Some(file), ..) => {
+                    let read = (self.read)(file).map_err(|why| format!("{} {why}", quoted(file)));
+                    Some(("pickerConfig", read))
+                }
+                (None, Some(wanted), Some(maps)) => Some(("configMapRef", maps.read(wanted))),
+                _ => None,
+            };
+            if let Some((field, read)) = picker {
+                let picked = self.picker_config(field, read, &mut saturation, &path);
                 let name = free_name(&scheduler.name, profiles);
                 profiles.push((name.clone(), picked.clone()));
                 (profile, policy) = (Some(name), picked);

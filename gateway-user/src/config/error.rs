@@ -62,6 +62,19 @@ pub struct Error {
     pub text: String,
 }
 
+impl fmt::Display for Error {
+    /// Without lines: where an object comes from, it has none.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, line: _, column: _, field, text } = self;
+        for part in file.iter().map(String::as_str).chain([field.as_str()]) {
+            if !part.is_empty() {
+                write!(f, "{part}: ")?;
+            }
+        }
+        f.write_str(text)
+    }
+}
+
 /// A setting that is accepted but has no effect, or not all the effect that its name promises.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Note {

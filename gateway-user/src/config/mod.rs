@@ -39,6 +39,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::auth::{ApiKeys, Auth, Claim, KeySource, Provider, RateLimits};
 pub use self::crd::custom_resource_definition;
+use self::document::ConfigMapRef;
 pub(crate) use self::effective::context_range;
 pub use self::error::{Error, Errors, Note};
 pub use self::reference::{default_document, reference_page};
@@ -63,6 +64,15 @@ pub struct NamedFile {
     pub name: String,
     /// Its content.
     pub text: String,
+}
+
+/// ConfigMaps of a cluster.
+pub trait ConfigMaps {
+    /// What a key of one of them holds, with a name for messages.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    fn read(&self, wanted: &ConfigMapRef) -> Result<NamedFile, String>;
 }
 
 /// Reads a configuration from a file.
@@ -122,6 +132,26 @@ pub fn parse_with(
 /// # Errors
 /// Everything that is wrong with it.
 pub fn parse_object(name: &str, spec: &serde_json::Value) -> Result<Loaded, Errors> {
+    object(name, spec, None)
+}
+
+/// As [`parse_object`], with the ConfigMaps that the specification may name.
+///
+/// # Errors
+/// Everything that is wrong with it, or with what it names.
+pub fn parse_object_with(
+    name: &str,
+    spec: &serde_json::Value,
+    maps: &dyn ConfigMaps,
+) -> Result<Loaded, Errors> {
+    object(name, spec, Some(maps))
+}
+
+fn object(
+    name: &str,
+    spec: &serde_json::Value,
+    maps: Option<&dyn ConfigMaps>,
+) -> Result<Loaded, Errors> {
     let document = serde_json::json!({
         "apiVersion": "gateway.sluice.dev/v1alpha1",
         "kind": "InferenceGatewayConfig",
@@ -132,7 +162,7 @@ pub fn parse_object(name: &str, spec: &serde_json::Value) -> Result<Loaded, Erro
     let root = tree::read(&document.to_string(), name)?;
     let shape = shape::check(&root);
     let read = |_: &str| Err("is not read: this document is not from a file".into());
-    effective::build_object(&root, shape, name, &read)
+    effective::build_object(&root, shape, name, &read, maps)
 }
 
 fn decode(

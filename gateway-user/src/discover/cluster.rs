@@ -19,6 +19,7 @@ use tracing::info;
 
 use super::conditions::Unapplied;
 use super::follow::{Change, Kind, Object, follow};
+use super::pickers::{self, PickerMap};
 use super::report::Reporter;
 use super::resolve::{Asked, Resolved, Snapshot, resolve, resolve_as, selectors, specification};
 use super::selector::covering;
@@ -49,6 +50,8 @@ pub struct Cluster {
     in_force: InForce,
     /// The labels that pods are asked for by.
     labels: watch::Sender<Option<String>>,
+    /// The ConfigMaps that are asked for, by a field.
+    pickers: watch::Sender<Option<String>>,
     /// The same of all other kinds, which never changes.
     _all: watch::Sender<Option<String>>,
     tasks: Vec<AbortHandle>,
@@ -62,13 +65,20 @@ pub struct Hearing(Rc<State>);
 #[derive(Debug, Default)]
 struct InForce {
     /// The specification that was taken last; an empty one where there was none.
-    spec: Option<Value>,
+    spec: Option<Wanted>,
     /// The one that the caller has been given last.
-    offered: Option<Value>,
+    offered: Option<Wanted>,
     /// The object's, which is valid, was not taken for another reason.
     is_refused: bool,
     /// The pods of that specification are followed.
     is_covered: bool,
+}
+
+/// A specification, and the ConfigMaps that it names.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Wanted {
+    spec: Value,
+    pickers: BTreeMap<String, PickerMap>,
 }
 
 #[derive(Debug, Default)]
@@ -78,8 +88,17 @@ pub(super) struct State {
     listed: Cell<usize>,
     /// The labels by which the pods were listed.
     pods_by: RefCell<Option<String>>,
+    /// The field by which the ConfigMaps were.
+    pickers_by: RefCell<Option<String>>,
     changed: Notify,
-    heard: RefCell<Vec<Rc<Cell<Instant>>>>,
+    /// When each kind was heard, of those that are asked for.
+    heard: RefCell<Vec<Heard>>,
+}
+
+#[derive(Debug)]
+struct Heard {
+    asked: watch::Receiver<Option<String>>,
+    at: Rc<Cell<Instant>>,
 }
 
 impl Cluster {
@@ -95,6 +114,7 @@ impl Cluster {
         let client = Client::try_from(config).context("the API server")?;
         let (labels, pod_labels) = watch::channel(None);
         let (all, of_all) = watch::channel(Some(String::new()));
+        let (pickers, picker_fields) = watch::channel(None);
         let asked = Asked { name: options.name.clone(), node: options.node.clone() };
         let (state, in_force) = (Rc::new(State::default()), InForce::default());
         let mut cluster = Self {
@@ -105,6 +125,7 @@ impl Cluster {
             state,
             in_force,
             labels,
+            pickers,
             _all: all,
             tasks: Vec::new(),
         };
@@ -120,6 +141,8 @@ impl Cluster {
         cluster.start("InferencePools", pools, &of_all, |s| &mut s.pools);
         cluster.start("InferencePools of v1alpha2", legacy_pools, &of_all, |s| &mut s.legacy_pools);
         cluster.start("Nodes", NODES.to_owned(), &of_all, |s| &mut s.nodes);
+        let maps = format!("/api/v1/namespaces/{}/configmaps", cluster.namespace);
+        cluster.start(PICKERS, maps, &picker_fields, |s| &mut s.pickers);
         cluster.start(PODS, pods, &pod_labels, |s| &mut s.pods);
         Ok(cluster)
     }
@@ -158,7 +181,8 @@ impl Cluster {
     pub fn taken(&mut self, taken: bool) {
         let in_force = &mut self.in_force;
         if taken && (in_force.spec.is_none() || in_force.spec != in_force.offered) {
-            in_force.spec = Some(in_force.offered.clone().unwrap_or_else(|| json!({})));
+            let none = || Wanted { spec: json!({}), ..Wanted::default() };
+            in_force.spec = Some(in_force.offered.clone().unwrap_or_else(none));
         }
         in_force.is_refused = !taken;
         if in_force.spec.is_some() && in_force.is_refused != in_force.is_covered {
@@ -171,8 +195,9 @@ impl Cluster {
     /// known.
     #[must_use]
     pub fn in_force(&self) -> Option<Resolved> {
-        let spec = self.in_force.spec.as_ref().filter(|_| self.in_force.is_covered)?;
-        Some(resolve_as(spec.clone(), &self.state.snapshot.borrow(), &self.asked))
+        let wanted = self.in_force.spec.as_ref().filter(|_| self.in_force.is_covered)?;
+        let Wanted { spec, pickers } = wanted.clone();
+        Some(resolve_as(spec, &pickers, &self.state.snapshot.borrow(), &self.asked))
     }
 
     /// What the objects come to after the next change of any of them, or `within` that time in any case.
@@ -192,7 +217,21 @@ impl Cluster {
             let resolved = resolve(&snapshot, &self.asked);
             let is_wrong = matches!(resolved.config, Some(Err(_)));
             let own = specification(&snapshot, &self.asked);
-            let in_force = self.in_force.spec.as_ref();
+            let in_force = self.in_force.spec.as_ref().map(|wanted| &wanted.spec);
+            // What is wrong may be so for want of what it names.
+            let pickers = pickers::query(own);
+            self.pickers.send_if_modified(|before| {
+                let is_other = *before != pickers;
+                if is_other {
+                    before.clone_from(&pickers);
+                    // What was known is as old as the question.
+                    self.state.pickers_by.replace(None);
+                }
+                is_other
+            });
+            if pickers.is_some() && *self.state.pickers_by.borrow() != pickers {
+                continue;
+            }
             let in_force = in_force.filter(|_| is_wrong || self.in_force.is_refused);
             let own = own.filter(|_| !is_wrong || in_force.is_none());
             let specs = own.into_iter().chain(in_force);
@@ -206,10 +245,10 @@ impl Cluster {
             // The pods of another selector are on their way.
             if self.state.pods_by.borrow().as_ref() == Some(&labels) {
                 self.in_force.is_covered = is_covered;
-                let offered = specification(&snapshot, &self.asked);
-                if self.in_force.offered.as_ref() != offered {
-                    self.in_force.offered = offered.cloned();
-                }
+                self.in_force.offered = specification(&snapshot, &self.asked).map(|spec| Wanted {
+                    pickers: pickers::named(spec, &snapshot.pickers),
+                    spec: spec.clone(),
+                });
                 return resolved;
             }
         }
@@ -229,9 +268,11 @@ impl Cluster {
         objects: fn(&mut Snapshot) -> &mut BTreeMap<String, T>,
     ) {
         let heard = Rc::new(Cell::new(Instant::now()));
-        self.state.heard.borrow_mut().push(Rc::clone(&heard));
+        let watched = Heard { asked: labels.clone(), at: Rc::clone(&heard) };
+        self.state.heard.borrow_mut().push(watched);
         let metadata_only = path == NODES;
-        let kind = Kind { name, path, metadata_only, labels: labels.clone(), heard };
+        let by_fields = name == PICKERS;
+        let kind = Kind { name, path, metadata_only, by_fields, labels: labels.clone(), heard };
         let state = Rc::clone(&self.state);
         let is_listed = Cell::new(false);
         let take = move |change| {
@@ -245,6 +286,8 @@ impl Cluster {
                         .collect();
                     if name == PODS {
                         state.pods_by.replace(Some(labels));
+                    } else if name == PICKERS {
+                        state.pickers_by.replace(Some(labels));
                     } else if !is_listed.replace(true) {
                         state.listed.set(state.listed.get() + 1);
                     }
@@ -276,7 +319,8 @@ impl Hearing {
     #[must_use]
     pub fn age(&self) -> Duration {
         let heard = self.0.heard.borrow();
-        heard.iter().map(|heard| heard.get().elapsed()).max().unwrap_or_default()
+        let asked = heard.iter().filter(|heard| heard.asked.borrow().is_some());
+        asked.map(|heard| heard.at.get().elapsed()).max().unwrap_or_default()
     }
 }
 
@@ -291,4 +335,5 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// Kinds that are listed before pods, as they say which pods.
 const KINDS_BEFORE_PODS: usize = 4;
 const PODS: &str = "Pods";
+const PICKERS: &str = "ConfigMaps";
 const NODES: &str = "/api/v1/nodes";

@@ -14,6 +14,7 @@
 
 use super::resolve::{Finding, PoolFacts, Resolved};
 use super::signals::Lack;
+use crate::config::Note;
 use crate::config::document::{Condition, SchedulerStatus, Status};
 
 /// Why a gateway does not serve what the objects came to, or not wholly.
@@ -100,11 +101,7 @@ fn verdicts(resolved: &Resolved, applied: &Result<(), Unapplied>, lacks: &[Lack]
     let verdict = |kind, holds, reason, message: String| Verdict { kind, holds, reason, message };
     let wrong = match &resolved.config {
         Some(Err(errors)) => {
-            let said: Vec<_> = errors
-                .list
-                .iter()
-                .map(|error| format!("{}: {}", error.field, error.text))
-                .collect();
+            let said: Vec<_> = errors.list.iter().map(ToString::to_string).collect();
             Some(said.join("\n"))
         }
         _ => None,
@@ -165,12 +162,17 @@ fn verdicts(resolved: &Resolved, applied: &Result<(), Unapplied>, lacks: &[Lack]
         true => verdict("SignalsMissing", false, "SignalsFound", String::new()),
         false => verdict("SignalsMissing", true, "SignalsMissing", lacking.join("\n")),
     };
-    let ignored: Vec<_> = match &resolved.config {
+    let mut ignored: Vec<_> = match &resolved.config {
         Some(Ok(loaded)) => {
-            loaded.notes.iter().map(|note| format!("{} {}", note.field, note.text)).collect()
+            let line = |note: &Note| {
+                let file = note.file.as_ref().map(|file| format!("{file}: ")).unwrap_or_default();
+                format!("{file}{} {}", note.field, note.text)
+            };
+            loaded.notes.iter().map(line).collect()
         }
         _ => Vec::new(),
     };
+    ignored.extend(of_pools(resolved, |finding| matches!(finding, Finding::Protocol(_))));
     let ignored = match ignored.is_empty() {
         true => verdict("FieldIgnored", false, "AllHaveEffect", String::new()),
         false => verdict("FieldIgnored", true, "FieldIgnored", ignored.join("\n")),

@@ -48,6 +48,8 @@ pub(super) struct Kind {
     pub(super) path: String,
     /// Of each no more than its name and labels.
     pub(super) metadata_only: bool,
+    /// The selector that they are asked for by is of fields, and not of labels.
+    pub(super) by_fields: bool,
     /// The labels that they must have; `None` until that is known.
     pub(super) labels: Receiver<Option<String>>,
     /// When the API server was last heard.
@@ -70,6 +72,7 @@ pub(super) async fn follow<T: Object>(client: Client, mut kind: Kind, take: impl
             if kind.labels.changed().await.is_err() {
                 return; // nobody is interested any more
             }
+            kind.heard.set(Instant::now());
             continue;
         };
         match list::<T>(&client, &kind, &labels).await {
@@ -102,7 +105,11 @@ async fn list<T: Object>(
     labels: &str,
 ) -> Result<(Vec<T>, String), kube::Error> {
     let request = Request::new(&kind.path);
-    let mut params = ListParams::default().labels(labels).limit(PAGE);
+    let params = ListParams::default().limit(PAGE);
+    let mut params = match kind.by_fields {
+        true => params.fields(labels),
+        false => params.labels(labels),
+    };
     let mut objects = Vec::new();
     loop {
         let asked = match kind.metadata_only {
@@ -167,7 +174,11 @@ async fn watch_once<T: Object>(
     take: &impl Fn(Change<T>),
 ) -> Result<Over, kube::Error> {
     let seconds = fastrand::u32(WATCH.start..WATCH.end);
-    let params = WatchParams::default().labels(labels).timeout(seconds);
+    let params = WatchParams::default().timeout(seconds);
+    let params = match kind.by_fields {
+        true => params.fields(labels),
+        false => params.labels(labels),
+    };
     let request = Request::new(&kind.path);
     let asked = match kind.metadata_only {
         true => request.watch_metadata(&params, version),

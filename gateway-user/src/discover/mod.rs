@@ -5,6 +5,7 @@
 //! 2. [`selector`] tells which pods labels mean.
 //! 3. [`resolve`]: all objects together to one [`Config`](crate::config::Config) with its pods, and what a person should
 //!    know of each pool. Pure: no IO, no clock.
+//!    [`pickers`] are ConfigMaps that an object names.
 //! 4. [`conditions`]: that again, as the object's status.
 //! 5. [`parents`], [`events`]: the same for the pools, and for people who watch.
 //! 6. [`signals`]: what the gateway does not know of its pods.
@@ -20,6 +21,7 @@ mod follow;
 mod lease;
 pub mod objects;
 mod parents;
+pub mod pickers;
 pub mod report;
 pub mod resolve;
 pub mod selector;

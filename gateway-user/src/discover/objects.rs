@@ -140,6 +140,8 @@ pub struct PoolSpec {
     selector: BTreeMap<String, Value>,
     target_ports: Vec<TargetPort>,
     target_port_number: Option<u16>,
+    /// What its pods speak, where that is not HTTP/1.1.
+    pub app_protocol: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]

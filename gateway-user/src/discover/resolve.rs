@@ -17,6 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::objects::{GatewayConfig, InferencePool, Meta, Node, Pod};
+use super::pickers::PickerMap;
 use crate::config::document::LabelSelector;
 use crate::config::{self, Errors, Loaded};
 
@@ -33,6 +34,8 @@ pub struct Snapshot {
     pub pods: BTreeMap<String, Pod>,
     /// Nodes.
     pub nodes: BTreeMap<String, Node>,
+    /// ConfigMaps, as far as they are wanted.
+    pub pickers: BTreeMap<String, PickerMap>,
 }
 
 /// Whose configuration is asked for.
@@ -88,6 +91,8 @@ pub enum Finding {
     NoneReady(u32),
     /// The pod's address is none, or is another pod's: its name and the address.
     BadAddress(String, String),
+    /// The `InferencePool`'s pods are said to speak this, and are asked by HTTP/1.1.
+    Protocol(String),
     /// More pods than a pool may have: how many were left out.
     TooMany(u32),
 }
@@ -96,7 +101,7 @@ impl Finding {
     /// Whether the pool can serve nothing for this.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
-        !matches!(self, Self::BadAddress(..) | Self::TooMany(_))
+        !matches!(self, Self::BadAddress(..) | Self::Protocol(_) | Self::TooMany(_))
     }
 }
 
@@ -111,6 +116,9 @@ impl fmt::Display for Finding {
             Self::BadAddress(pod, address) => {
                 write!(f, "pod {pod} is left out: its address {address} is another pod's, or none")
             }
+            Self::Protocol(protocol) => {
+                write!(f, "its appProtocol {protocol} has no effect: pods are asked by HTTP/1.1")
+            }
             Self::TooMany(count) => {
                 write!(f, "{count} pods are left out, a pool has at most {MAX_PODS}")
             }
@@ -122,12 +130,17 @@ impl fmt::Display for Finding {
 #[must_use]
 pub fn resolve(snapshot: &Snapshot, asked: &Asked) -> Resolved {
     let spec = specification(snapshot, asked).cloned();
-    resolve_as(spec.unwrap_or_else(|| json!({})), snapshot, asked)
+    resolve_as(spec.unwrap_or_else(|| json!({})), &snapshot.pickers, snapshot, asked)
 }
 
-/// As [`resolve`], with another specification than the object's, such as an earlier one.
+/// As [`resolve`], with another specification than the object's, such as an earlier one, and what it names.
 #[must_use]
-pub fn resolve_as(mut spec: Value, snapshot: &Snapshot, asked: &Asked) -> Resolved {
+pub fn resolve_as(
+    mut spec: Value,
+    pickers: &BTreeMap<String, PickerMap>,
+    snapshot: &Snapshot,
+    asked: &Asked,
+) -> Resolved {
     let object = chosen(snapshot, asked);
     // What is no map, or has no list of schedulers, is told below.
     let written = Sources::deserialize(&spec).unwrap_or_default().schedulers;
@@ -167,7 +180,7 @@ pub fn resolve_as(mut spec: Value, snapshot: &Snapshot, asked: &Asked) -> Resolv
         list.extend(added);
     }
     let name = object.map_or("sluice", |object| object.metadata.name.as_str());
-    let mut config = config::parse_object(name, &spec);
+    let mut config = config::parse_object_with(name, &spec, pickers);
     let mut pools = Vec::new();
     for (index, source) in sources.iter().enumerate() {
         let scheduler = match &mut config {
@@ -259,6 +272,8 @@ struct Source {
     listed: usize,
     /// They are those of an `InferencePool`.
     is_pool: bool,
+    /// What they are said to speak, if it is another protocol than the gateway's.
+    protocol: Option<String>,
 }
 
 impl Source {
@@ -269,6 +284,7 @@ impl Source {
             ports: vec![written.target_port.unwrap_or_else(config::document::Scheduler::port)],
             listed: written.pods.len(),
             is_pool: false,
+            protocol: None,
         };
         if own.selector.is_some() || own.listed > 0 {
             return own;
@@ -283,7 +299,9 @@ impl Source {
     fn of_pool(name: &str, pool: &InferencePool) -> Self {
         let selector = Some(pool.spec.selector());
         let ports = pool.spec.ports();
-        Self { name: name.to_owned(), selector, ports, listed: 0, is_pool: true }
+        let protocol = Some(&pool.spec.app_protocol);
+        let protocol = protocol.filter(|of| !of.is_empty() && *of != "http").cloned();
+        Self { name: name.to_owned(), selector, ports, listed: 0, is_pool: true, protocol }
     }
 }
 

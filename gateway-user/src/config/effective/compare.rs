@@ -47,8 +47,11 @@ impl Builder<'_> {
         let weights = |map: &WeightMap| {
             policy::of_weights(map, &ScorerParameters::default(), Picker::MaxScore)
         };
-        let given: Vec<&str> = ["profile", "weights", "pickerConfig"]
+        let fields = ["profile", "weights", "pickerConfig", "configMapRef"];
+        let given: Vec<&str> = fields
             .into_iter()
+            // In a file it has no effect.
+            .filter(|field| *field != "configMapRef" || self.maps.is_some())
             .filter(|field| self.root.find(&path.field(field)).is_some())
             .collect();
         if let [first, others @ ..] = given.as_slice() {
@@ -97,16 +100,16 @@ impl Builder<'_> {
     /// names none.
     pub(super) fn picker_config(
         &mut self,
-        file: &str,
+        field: &str,
+        read: Result<NamedFile, String>,
         saturation: &mut Saturation,
         path: &Path,
     ) -> Policy {
-        let at = path.field("pickerConfig");
         let nothing = Policy::Scorers { scorers: Vec::new(), picker: Picker::MaxScore };
-        let NamedFile { name, text } = match (self.read)(file) {
+        let NamedFile { name, text } = match read {
             Ok(read) => read,
             Err(why) => {
-                self.fail(&at, &[], format!("{} {why}", quoted(file)));
+                self.fail(&path.field(field), &[], why);
                 return nothing;
             }
         };

@@ -16,6 +16,7 @@ pub(super) fn find(
 ) -> PoolFacts {
     let mut facts = PoolFacts { name: source.name.clone(), ..PoolFacts::default() };
     facts.is_inference_pool = source.is_pool;
+    facts.findings.extend(source.protocol.clone().map(Finding::Protocol));
     facts.matched = count(source.listed);
     facts.ready = facts.matched;
     let selector = source.selector.as_ref().filter(|selector| !selector.is_empty());

@@ -226,6 +226,27 @@ fn a_pool_is_as_good_as_the_object() {
 }
 
 #[test]
+fn what_a_pool_says_its_pods_speak() {
+    for (protocol, expected) in [
+        (json!(null), None),
+        (json!("http"), None),
+        (json!("kubernetes.io/h2c"), Some("kubernetes.io/h2c")),
+    ] {
+        let mut snapshot = snapshot(None, &[pod("p", "x", "10.0.0.1")]);
+        let mut spec = json!({ "selector": { "matchLabels": { "app": "x" } }, "targetPorts": [{ "number": 8000 }] });
+        if !protocol.is_null() {
+            spec["appProtocol"] = protocol.clone();
+        }
+        snapshot.pools.extend([pool("b", spec)]);
+        let resolved = resolve(&snapshot, &here());
+        let findings: Vec<_> =
+            expected.map(|of| Finding::Protocol(of.into())).into_iter().collect();
+        assert_eq!(resolved.pools[0].findings, findings, "{protocol}");
+        assert_eq!(found(&resolved), ["p 10.0.0.1:8000"], "it is served all the same");
+    }
+}
+
+#[test]
 fn the_older_version_of_a_pool() {
     let mut both = snapshot(None, &[pod("p", "x", "10.0.0.1"), pod("q", "y", "10.0.0.2")]);
     let old = json!({ "selector": { "app": "x" }, "targetPortNumber": 9000 });
@@ -275,11 +296,13 @@ fn an_earlier_specification_finds_the_pods_of_now() {
     let pods = [pod("p", "x", "10.0.0.1"), pod("q", "y", "10.0.0.2")];
     let mut snapshot = snapshot(Some(wrong), &pods);
     assert!(resolve(&snapshot, &here()).config.unwrap().is_err());
-    let earlier = resolve_as(app("x"), &snapshot, &here());
+    let resolve_as =
+        |spec, snapshot: &Snapshot| resolve_as(spec, &BTreeMap::new(), snapshot, &here());
+    let earlier = resolve_as(app("x"), &snapshot);
     assert_eq!(found(&earlier), ["p 10.0.0.1:8000"]);
     assert_eq!(earlier.object.unwrap().generation, 3, "it is still of this object");
     snapshot.pods = [("r".to_owned(), read(pod("r", "x", "10.0.0.3")))].into();
-    assert_eq!(found(&resolve_as(app("x"), &snapshot, &here())), ["r 10.0.0.3:8000"]);
+    assert_eq!(found(&resolve_as(app("x"), &snapshot)), ["r 10.0.0.3:8000"]);
 }
 
 #[test]
@@ -335,15 +358,45 @@ fn the_selectors_that_pods_are_wanted_for() {
 fn what_is_said_of_files_is_not_said_here() {
     let mut spec = app("x");
     spec["podDefaults"] = json!({ "labels": { "a": "b" } });
-    spec["schedulers"][0]["configMapRef"] = json!({ "name": "plugins" });
     let loaded = resolve(&snapshot(Some(spec), &[]), &here()).config.unwrap().unwrap();
     let notes: Vec<_> =
         loaded.notes.iter().map(|note| format!("{}: {}", note.field, note.text)).collect();
     assert_eq!(
         notes,
-        [
-            "spec.schedulers[0].configMapRef: has no effect in this version: the default profile is used",
-            "spec.podDefaults: has no effect: the gateway is one process and makes no pods",
-        ]
+        ["spec.podDefaults: has no effect: the gateway is one process and makes no pods"]
     );
+}
+
+#[test]
+fn a_configmap_says_how_pods_compare() {
+    let mut spec = app("x");
+    spec["schedulers"][0]["configMapRef"] = json!({ "name": "plugins" });
+    let mut snapshot = snapshot(Some(spec), &[pod("p", "x", "10.0.0.1")]);
+    let said = |snapshot: &Snapshot| {
+        let errors = resolve(snapshot, &here()).config.unwrap().unwrap_err();
+        errors.list.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        said(&snapshot),
+        ["spec.schedulers[0].configMapRef: this namespace has no ConfigMap `plugins`"]
+    );
+    let map = |text: &str| -> PickerMap {
+        read(json!({ "metadata": { "name": "plugins" }, "data": { "default-plugins.yaml": text } }))
+    };
+    snapshot.pickers.insert("plugins".into(), map("kind: EndpointPickerConfig\nplugins: 5\n"));
+    assert!(
+        said(&snapshot)[0].starts_with("ConfigMap plugins, default-plugins.yaml:"),
+        "{:?}",
+        said(&snapshot)
+    );
+    let text = "apiVersion: inference.networking.x-k8s.io/v1alpha1\nkind: EndpointPickerConfig\n\
+                plugins: [{type: queue-scorer}]\n\
+                schedulingProfiles: [{name: default, plugins: [{pluginRef: queue-scorer, weight: 2}]}]\n";
+    snapshot.pickers.insert("plugins".into(), map(text));
+    let loaded = resolve(&snapshot, &here()).config.unwrap().unwrap();
+    let crate::schedule::Policy::Scorers { scorers, .. } = &loaded.config.schedulers[0].policy
+    else {
+        panic!("{:?}", loaded.config.schedulers[0].policy)
+    };
+    assert_eq!(scorers.len(), 1, "{scorers:?}");
 }
