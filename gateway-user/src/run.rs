@@ -21,7 +21,7 @@ use crate::admin::{self, Admin};
 use crate::auth;
 use crate::config::{Config, Loaded, Protocol, Scheduler, VirtualAddress};
 use crate::direct::Exclusive;
-use crate::discover::{self, Cluster, Reporter};
+use crate::discover::{self, Cluster, Reporter, Unapplied};
 use crate::exchange::Exchange;
 use crate::flow::path::Paths;
 use crate::gateway::Gateway;
@@ -50,21 +50,41 @@ pub fn run(source: Source, takeover: bool) -> anyhow::Result<()> {
     raise_descriptors();
     give_back_large_blocks();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (threads, cut) = LocalSet::new().block_on(&runtime, async {
-        let (loaded, origin) = match source {
+    let stopped = LocalSet::new().block_on(&runtime, async {
+        // First of all: as the first process of a container it would not be ended by a signal that it does not take.
+        let mut signals = Signals::take()?;
+        match source {
             Source::File(loaded, file) => {
-                let begun = Loaded::clone(&loaded);
-                (*loaded, Origin::File(file, Box::new(begun)))
+                let origin = Origin::File(file, loaded.clone());
+                start(*loaded, origin, takeover, signals).await.map(Some)
             }
             Source::Cluster(options) => {
                 let mut cluster = Cluster::follow(&options).await?;
                 let reporter = Rc::new(Reporter::start(&cluster, identity()));
-                (cluster.first(&reporter).await, Origin::Cluster(Box::new(cluster), reporter))
+                let first = tokio::select! {
+                    first = cluster.first(&reporter) => first,
+                    () = signals.any() => {
+                        reporter.release().await;
+                        return Ok(None);
+                    }
+                };
+                let (loaded, resolved) = first;
+                let origin = Origin::Cluster(Box::new(cluster), Rc::clone(&reporter));
+                let stopped = start(loaded, origin, takeover, signals).await;
+                if let Err(error) = &stopped {
+                    // It is valid and cannot be used: for a file that is missing, or a port that another one has.
+                    reporter.report(resolved, Err(Unapplied::Refused(format!("{error:#}"))));
+                    sleep(REPORTED).await;
+                    reporter.release().await;
+                }
+                stopped.map(Some)
             }
-        };
-        loaded.notes.iter().for_each(|note| warn!("{note}"));
-        daemon(loaded.config, origin, takeover).await
+        }
     })?;
+    let Some((threads, cut)) = stopped else {
+        info!("stopped before there was anything to serve");
+        return Ok(());
+    };
     for thread in threads {
         if thread.join().is_err() {
             warn!("a worker ended by a panic");
@@ -74,12 +94,39 @@ pub fn run(source: Source, takeover: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts everything and goes on with [`control`]. Returns what that does, and the workers.
-async fn daemon(
-    config: Config,
+/// What asks the process to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// They do not end the process from now on.
+    fn take() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The next one.
+    async fn any(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Starts everything and goes on with [`control`]. Returns the workers, and how many connections had to be cut.
+async fn start(
+    loaded: Loaded,
     origin: Origin,
     takeover: bool,
+    mut signals: Signals,
 ) -> anyhow::Result<(Vec<JoinHandle<()>>, usize)> {
+    let Loaded { config, notes, .. } = loaded;
+    notes.iter().for_each(|note| warn!("{note}"));
     // First, as it would end the process.
     let hangup = signal(SignalKind::hangup())?;
     let workers = match config.workers {
@@ -171,8 +218,8 @@ async fn daemon(
     let supervised = matches!(origin, Origin::Cluster(..));
     let reloading = spawn_local(Reloader::new(&gateway, watchers).follow(origin, hangup));
     let reloading = reloading.abort_handle();
-    let control = control(&gateway, reloading, admin, &steered, handover, &changed);
-    let (mut signals, relieved) = control.await?;
+    let relieved =
+        control(&gateway, reloading, admin, &steered, handover, &changed, &mut signals).await?;
     let draining = drain(&gateway, &mut ended, &mut signals, supervised && relieved);
     // While the streams end, another gateway has the lease.
     let releasing = async {
@@ -182,12 +229,6 @@ async fn daemon(
     };
     let (cut, ()) = tokio::join!(draining, releasing);
     Ok((threads, cut))
-}
-
-/// What asks the process to end.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
 }
 
 /// The daemon that runs, if one does, and its sockets.
@@ -400,11 +441,8 @@ async fn control(
     steered: &Rc<Steered>,
     handover: Option<Handover>,
     changed: &Rc<Notify>,
-) -> io::Result<(Signals, bool)> {
-    let mut signals = Signals {
-        terminate: signal(SignalKind::terminate())?,
-        interrupt: signal(SignalKind::interrupt())?,
-    };
+    signals: &mut Signals,
+) -> io::Result<bool> {
     let admin = tokio::net::TcpListener::from_std(admin)?;
     let pages = Admin { gateway: Arc::clone(gateway), steered: Rc::clone(steered) };
     let mut serving = spawn_local(admin::serve(admin, pages));
@@ -456,7 +494,7 @@ async fn control(
         }
         (None, _) => {}
     }
-    Ok((signals, relieved))
+    Ok(relieved)
 }
 
 /// Returns once another daemon has taken over.
@@ -490,10 +528,7 @@ async fn drain(
     gateway.cut();
     if supervised {
         info!("relieved and done; waiting for SIGTERM");
-        tokio::select! {
-            _ = signals.terminate.recv() => {}
-            _ = signals.interrupt.recv() => {}
-        }
+        signals.any().await;
     }
     left
 }
@@ -534,3 +569,6 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// How long a daemon that takes over looks for its pods first.
 const SEE_PODS: Duration = Duration::from_secs(2);
+
+/// For a status to be written before the daemon gives up; it is written half a second after it has become known.
+const REPORTED: Duration = Duration::from_secs(2);

@@ -14,6 +14,7 @@ mod pickers;
 mod pods;
 mod proxy;
 mod rights;
+mod start;
 mod status;
 mod store;
 mod told;

@@ -147,8 +147,9 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The first configuration. Waits until the cluster has one that is valid, and reports those that are not.
-    pub async fn first(&mut self, reporter: &Reporter) -> Loaded {
+    /// The first configuration, and what it is from. Waits until the cluster has one that is valid, and reports those that
+    /// are not.
+    pub async fn first(&mut self, reporter: &Reporter) -> (Loaded, Resolved) {
         info!("waiting for the configuration in namespace {}", self.namespace);
         let mut before = None;
         loop {
@@ -157,7 +158,7 @@ impl Cluster {
                 Some(Ok(loaded)) => {
                     let loaded = loaded.clone();
                     self.taken(true);
-                    return loaded;
+                    return (loaded, resolved);
                 }
                 Some(Err(errors)) => {
                     format!("the InferenceGatewayConfig is not valid yet: {errors}")

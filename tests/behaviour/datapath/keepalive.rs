@@ -2,6 +2,7 @@
 //! answer flows waits its turn.
 
 use sluice_tests::client::chat;
+use sluice_tests::gateway::Gateway;
 use sluice_tests::pod::{LAST, RawPod, STREAM};
 use sluice_tests::script::{End, Frame, Script, ScriptPod};
 use sluice_tests::soak::ScriptClient;
@@ -10,7 +11,10 @@ use super::{Carrier, assert_nothing_left, event, exact, flowing, pass_events, re
 
 pub(super) fn hundreds_of_requests_on_one_connection_to_changing_pods(carrier: Carrier) {
     let pods = ScriptPod::start_all(4);
-    let gateway = carrier.gateway(&pods);
+    // By lot: the pod that was quickest so far would get all that is asked one by one.
+    let plan = carrier.plan(pods.iter().map(|pod| pod.address));
+    let plan = plan.spec("  profiles: [{name: lot, weights: {queue: 1}, picker: random}]");
+    let gateway = Gateway::start(&plan.scheduler("    profile: lot"));
     let mut client = ScriptClient::connect(gateway.address);
     let mut random = fastrand::Rng::with_seed(17);
     let mut of_pods = [0; 4];

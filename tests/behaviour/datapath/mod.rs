@@ -218,7 +218,12 @@ fn flowing(gateway: &Gateway, pod: &RawPod, events: u32) -> (Client, Taken) {
     client.post("/v1/chat/completions", &chat("base", 9, true));
     let mut taken = pod.take();
     taken.send(STREAM);
-    pass_events(&mut client, &mut taken, 0..events);
+    let half = events / 2;
+    pass_events(&mut client, &mut taken, 0..half);
+    // The daemon offers the flow behind each event that it passes on. The next one is its own again if it comes before the
+    // offer, as it may each time where the daemon waits for a processor.
+    thread::sleep(OFFERED);
+    pass_events(&mut client, &mut taken, half..events);
     (client, taken)
 }
 
@@ -254,3 +259,6 @@ fn assert_tables_empty(gateway: &Gateway) {
         flows.is_null() || ["connections", "pairs", "clients"].into_iter().all(|of| flows[of] == 0)
     });
 }
+
+/// A daemon that waits for a processor gets one in this time.
+const OFFERED: Duration = Duration::from_millis(50);
