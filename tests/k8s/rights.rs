@@ -137,9 +137,16 @@ async fn the_charts_are_enough_and_all_are_used() {
     // All that a gateway may have to do with: an object, a pool of each version, a pod.
     let port = servers[0].addr.port();
     let mut edge = selecting("a", port);
-    let by_pool = json!({ "name": "other", "modelName": "other" });
+    let by_pool =
+        json!({ "name": "other", "modelName": "other", "configMapRef": { "name": "picker" } });
     edge["spec"]["schedulers"].as_array_mut().unwrap().push(by_pool);
     api.apply(&api.config("edge"), &edge).await.unwrap();
+    let picker = fs::read_to_string(repository().join("tests/golden/config/picker/default.yaml"));
+    let picker = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "picker" },
+        "data": { "default-plugins.yaml": picker.unwrap() },
+    });
+    api.apply(&path(&picker, &api.namespace), &picker).await.unwrap();
     let pool = |group: &str, version: &str, spec: Value| {
         json!({
             "apiVersion": format!("{group}/{version}"), "kind": "InferencePool",
@@ -206,7 +213,7 @@ fn is_for_later((_, _, resource): &Right) -> bool {
     LATER.contains(&resource.as_str())
 }
 
-const LATER: [&str; 3] = ["configmaps", "inferencemodelrewrites", "inferenceobjectives"];
+const LATER: [&str; 2] = ["inferencemodelrewrites", "inferenceobjectives"];
 
 /// What docs/kubernetes.md shows of them is what the chart has.
 #[test]
