@@ -95,6 +95,52 @@ fn scrapes_put_a_pod_out_and_bring_it_back() {
 }
 
 #[test]
+fn what_choosing_a_pod_lacks() {
+    let mute = Reading {
+        engine: EngineKind::Vllm,
+        signals: Signals { running: Some(0), ..Signals::default() },
+        ..Reading::default()
+    };
+    let asleep = Reading { asleep: true, ..idle() };
+    let unknown = Reading { engine: EngineKind::Unknown, ..idle() };
+    let page = "cannot read the pod's metrics: it answered with HTTP status 500";
+    let mute_says = "vllm does not tell how full its KV cache is, how many requests wait";
+    let failed = || Err(Cause::Status(500));
+    for (what, answers, later, expected) in [
+        ("not asked yet", vec![], Duration::ZERO, None),
+        ("all told", vec![Ok(idle())], Duration::ZERO, None),
+        ("an old server", vec![Ok(mute)], Duration::ZERO, Some(mute_says)),
+        ("asleep", vec![Ok(asleep)], Duration::from_secs(600), None),
+        (
+            "another page",
+            vec![Ok(unknown)],
+            Duration::ZERO,
+            Some("its metrics are of no known model server"),
+        ),
+        ("an error", vec![failed()], Duration::ZERO, Some(page)),
+        ("an error after an answer", vec![Ok(idle()), failed()], Duration::ZERO, Some(page)),
+        ("an answer after an error", vec![failed(), Ok(idle())], Duration::ZERO, None),
+        ("one silence", vec![Ok(idle()), Err(Cause::Timeout)], Duration::ZERO, None),
+        (
+            "long silence",
+            vec![Ok(idle()), Err(Cause::Timeout)],
+            Duration::from_secs(600),
+            Some("cannot read the pod's metrics: no whole answer in time"),
+        ),
+    ] {
+        let pool = pool(1, "");
+        let now = Instant::now();
+        for answer in answers {
+            match answer {
+                Ok(reading) => drop(pool.observed(id(&pool, 0), reading, now)),
+                Err(cause) => drop(pool.unobserved(id(&pool, 0), &failure(cause), now)),
+            }
+        }
+        assert_eq!(status(&pool, 0, now + later).lacks.as_deref(), expected, "{what}");
+    }
+}
+
+#[test]
 fn what_a_pod_told_is_forgotten_when_it_tells_nonsense() {
     let pool = pool(1, "");
     let now = Instant::now();
