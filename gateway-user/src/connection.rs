@@ -2,6 +2,7 @@
 //! page.
 
 mod realtime;
+mod rewritten;
 mod stored;
 
 use std::rc::Rc;
@@ -30,6 +31,8 @@ use crate::request::rewrite::{self, UsageWish};
 use crate::request::scan::{Adapter, Fields};
 use crate::responses::Found;
 use crate::route::{self, Deployment, Target};
+
+use self::rewritten::Rewritten;
 
 /// What a connection came in by.
 #[derive(Clone, Debug)]
@@ -296,7 +299,11 @@ async fn inference(
         match (pool, model.or(named)) {
             (Some(pool), _) => Some(pool).cloned().filter(refuses),
             (None, Some(model)) => {
-                routes.find(model).map(|target| Arc::clone(&target.pool)).filter(refuses)
+                let own = routes.find(model).map(|target| &target.pool);
+                let rewrites = worker.gateway.rewrites();
+                // Another one may serve it.
+                let stays = rewrites.find(Some(model), own.map(|pool| &*pool.name)).is_none();
+                own.filter(|_| stays).cloned().filter(refuses)
             }
             // Where there is one pool only, it is that one's or nobody's.
             (None, None) => worker.gateway.only_pool().filter(refuses),
@@ -331,14 +338,31 @@ async fn inference(
         );
         return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
     }
+    let readable = decoded.as_deref().unwrap_or(&bytes);
+    let is_json = rewrite::is_json(readable);
     let only = worker.gateway.only_pool().filter(|_| route::needs_no_model(&head.path));
+    // Servers that do not ask for a model are not told one.
+    let may_name = is_json && !route::needs_no_model(&head.path);
+    let names_one = asked.model.is_some();
+    let rewritten = match names_one || may_name {
+        true => rewritten::of(&worker.gateway, &routes, asked.model, pool),
+        false => Ok(None),
+    };
+    let rewritten = match rewritten {
+        Ok(rewritten) => rewritten,
+        Err(refusal) => return refuse(client, &refusal, &asked, keep_alive, false, worker).await,
+    };
     let whole = pool.cloned().or(only.filter(|_| asked.model.is_none()));
     let whole = whole.map(|pool| Target { pool, adapter: None });
-    let found = route::resolve(&routes, whole.as_ref(), asked.model, Refusal::model_missing);
+    let found = match &rewritten {
+        Some(Rewritten { model, target, .. }) => Ok((&**model, target)),
+        None => route::resolve(&routes, whole.as_ref(), asked.model, Refusal::model_missing),
+    };
     let (model, target) = match found {
         Ok(found) => found,
         Err(refusal) => return refuse(client, &refusal, &asked, keep_alive, false, worker).await,
     };
+    let renamed = asked.model.filter(|named| rewritten.is_some() && *named != model);
     // One that is named beside the model is what the prompt is computed with.
     let mut beside = fields.adapters.iter().flatten().filter_map(|adapter| match adapter {
         Adapter::Name(name) => routes.find(name),
@@ -347,11 +371,12 @@ async fn inference(
     let beside =
         beside.find(|found| Arc::ptr_eq(&found.pool, &target.pool) && found.adapter.is_some());
     let adapter = beside.unwrap_or(target).adapter.as_deref();
-    let asked = Asked { model: Some(model), adapter, ..asked };
-    let readable = decoded.as_deref().unwrap_or(&bytes);
+    let served = renamed.map(|_| model);
+    let asked = Asked { model: asked.model.or(Some(model)), served, adapter, ..asked };
     let prompt = target.pool.read_prompt(readable, &fields.prompt, adapter);
-    let is_json = rewrite::is_json(readable);
-    let unnamed = deployment.is_some() && fields.model.is_none() && is_json;
+    let supplied = deployment.is_some() || rewritten.is_some() && !names_one;
+    let unnamed = supplied && fields.model.is_none() && is_json;
+    let renames = renamed.is_some() && fields.model.is_some();
     let wish = rewrite::usage_wish(readable, &fields);
     let strips_usage = worker.gateway.config().include_usage
         && fields.stream
@@ -359,7 +384,7 @@ async fn inference(
         && route::streams_usage(&route::unescape(&head.path))
         && is_json;
     let mut forward = head.forward.clone();
-    if let Some(plain) = decoded.take_if(|_| unnamed || strips_usage) {
+    if let Some(plain) = decoded.take_if(|_| unnamed || strips_usage || renames) {
         bytes = plain;
         rewrite::without(&mut forward, "content-encoding");
     }
@@ -380,13 +405,21 @@ async fn inference(
     };
     let (tokens, most, now) = (prompt.tokens, fields.max_tokens, Instant::now());
     let beside = &fields.adapters;
-    let admitted = match auth::permit(asked.caller, model, target, beside, tokens, most, now) {
+    // Who may ask for a model may have what is served in its place.
+    let permitted = match &rewritten {
+        Some(rewritten) => (asked.model.unwrap_or(model), &rewritten.named),
+        None => (model, target),
+    };
+    let of = &target.pool;
+    let admitted = match auth::permit(asked.caller, permitted, of, beside, tokens, most, now) {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(client, &refusal, &asked, keep_alive, false, worker).await,
     };
     let limits = admitted.headers().to_owned();
     let side = ClientSide { limits: &limits, ..ClientSide::new(head, keep_alive, asked.id) };
-    if strips_usage {
+    if renames {
+        rewrite::rename_model(&mut bytes, &fields, model, strips_usage);
+    } else if strips_usage {
         rewrite::ask_for_usage(&mut bytes, &fields);
     }
     if unnamed {
@@ -394,6 +427,8 @@ async fn inference(
     }
     if let Some(deployment) = &deployment {
         rewrite::target(&mut forward, &deployment.path);
+    } else if renamed.is_some() && in_path.is_some() {
+        rewrite::target(&mut forward, &route::with_model_in_path(&head.path, model));
     }
     forward.extend(worker.gateway.auth().for_pod(&head.credentials, asked.caller, &target.pool));
     finish_head(&mut forward, bytes.len(), asked.id);
@@ -412,9 +447,10 @@ async fn inference(
         background: fields.background,
         is_again: false,
         strips_usage,
+        rename: renamed,
         usage_unsaid: wish == UsageWish::Unsaid,
         keep_alive: keep_alive_comments(head, &fields, worker),
-        for_kernel: client.stream.for_kernel().is_ok() && !strips_usage,
+        for_kernel: client.stream.for_kernel().is_ok() && !strips_usage && renamed.is_none(),
         upgrades: false,
         grant: None,
         to_head: false,

@@ -19,6 +19,7 @@ use crate::limit::addresses::{self, Addresses};
 use crate::metrics::{Build, Format, GatewayMetrics, Metrics, PodSample};
 use crate::pool::{Member, Pool, Settings};
 use crate::responses::Responses;
+use crate::rewrites::Rewrites;
 use crate::route::Routes;
 use crate::staleness::{Stale, Staleness};
 
@@ -42,6 +43,7 @@ pub struct Gateway {
     pools: Arc<ArcSwap<Vec<Arc<Pool>>>>,
     auth: ArcSwap<Auth>,
     routes: ArcSwap<Routes>,
+    rewrites: ArcSwap<Rewrites>,
     /// What pools need that are shared with other gateways.
     member: Option<Member>,
     body_memory: Arc<AtomicUsize>,
@@ -111,6 +113,7 @@ impl Gateway {
         pools.store(Arc::new(all));
         let gateway = Self {
             routes: ArcSwap::default(),
+            rewrites: ArcSwap::from_pointee(Rewrites::new(&config.model_rewrites)),
             auth: ArcSwap::from_pointee(Auth::new(config.auth.as_ref(), &metrics, None)),
             config: ArcSwap::from_pointee(config),
             configured: ArcSwap::default(),
@@ -184,8 +187,11 @@ impl Gateway {
             })
             .collect();
         self.pools.store(Arc::new(pools));
+        self.rewrites.store(Arc::new(Rewrites::new(&config.model_rewrites)));
         self.metrics
             .retain_pools(|name| config.schedulers.iter().any(|scheduler| scheduler.name == name));
+        let is_rewrite = |name: &str| config.model_rewrites.iter().any(|of| of.name == name);
+        self.metrics.retain_rewrites(is_rewrite);
         self.config.store(Arc::new(config));
         self.reroute();
     }
@@ -195,13 +201,19 @@ impl Gateway {
         self.routes.load()
     }
 
+    /// The models in force that are served as others.
+    pub fn rewrites(&self) -> Guard<Arc<Rewrites>> {
+        self.rewrites.load()
+    }
+
     /// Takes the adapters that pods list now into the names.
     pub fn reroute(&self) {
-        let pools = self.pools();
+        let (pools, rewrites) = (self.pools(), self.rewrites());
         let routes = Routes::new(&pools);
         for pool in pools.iter() {
             let names = routes.all().into_iter().filter(|(_, to)| Arc::ptr_eq(&to.pool, pool));
-            pool.metrics.set_models(names.map(|(name, _)| name));
+            let names = names.map(|(name, _)| name).chain(rewrites.targets_of(&pool.name));
+            pool.metrics.set_models(names);
         }
         self.routes.store(Arc::new(routes));
     }
@@ -342,8 +354,12 @@ impl Gateway {
     /// `GET /v1/models`: every name, from the gateway's own state, so that no pod is asked; of all pools or of `only` one,
     /// and of them what `key` may use.
     pub fn models_page(&self, only: Option<&Arc<Pool>>, key: Option<&Key>) -> String {
-        let routes = self.routes();
-        let data: Vec<_> = (routes.all().into_iter())
+        let (routes, rewrites, pools) = (self.routes(), self.rewrites(), self.pools());
+        let others = rewrites.names(&routes, &pools);
+        let mut all = routes.all();
+        all.extend(others.iter().map(|(name, to)| (*name, to)));
+        all.sort_unstable_by_key(|(name, _)| *name);
+        let data: Vec<_> = (all.into_iter())
             .filter(|(_, to)| only.is_none_or(|pool| Arc::ptr_eq(pool, &to.pool)))
             .filter(|(name, to)| key.is_none_or(|key| key.allows(name, to)))
             .map(|(name, to)| model_card(name, to))
@@ -358,8 +374,10 @@ impl Gateway {
         only: Option<&Arc<Pool>>,
         key: Option<&Key>,
     ) -> Result<String, Refusal> {
-        let routes = self.routes();
-        let found = (routes.find(name))
+        let (routes, rewrites, pools) = (self.routes(), self.rewrites(), self.pools());
+        let others = rewrites.names(&routes, &pools);
+        let other = || others.iter().find(|(other, _)| *other == name).map(|(_, to)| to);
+        let found = (routes.find(name).or_else(other))
             .filter(|to| only.is_none_or(|pool| Arc::ptr_eq(pool, &to.pool)))
             .filter(|to| key.is_none_or(|key| key.allows(name, to)));
         match found {

@@ -3,7 +3,8 @@
 //! 1. [`listen`]: sk_lookup, or an ordinary listener, hands a connection to a worker; [`connection`] serves its
 //!    requests one after the other.
 //! 2. [`request`]: head, [`auth`] by its credentials, body, and in the body the model.
-//! 3. [`route`]: the model's name leads to a pool, and perhaps to an adapter.
+//! 3. [`rewrites`]: another model may be served in its place. [`route`]: its name leads to a pool, and perhaps to an
+//!    adapter.
 //! 4. [`schedule`]: filter, score, pick; [`pool`] reserves the place in the same step.
 //! 5. [`limit`]: the key or the model has used up what it may: 429. [`admit`]: no pod fits: 429 or 503.
 //! 6. [`upstream`]: a kept connection to the pod, or a new one.
@@ -47,6 +48,7 @@ pub mod publish;
 pub mod reload;
 pub mod request;
 pub mod responses;
+pub mod rewrites;
 pub mod route;
 pub mod run;
 pub mod schedule;

@@ -39,6 +39,8 @@ struct Generations {
 struct Stored {
     pod: PodId,
     owner: Option<Box<str>>,
+    /// The model that was asked for, where another one has made it.
+    named: Option<Box<str>>,
     /// Its tokens are still to be counted.
     owes_usage: bool,
 }
@@ -49,8 +51,9 @@ impl Responses {
         Self { generations: Mutex::default(), most }
     }
 
-    /// `pod` has made the response `id`, for `owner` where callers are told apart.
-    pub fn learn(&self, id: &str, pod: PodId, owner: Option<Box<str>>) {
+    /// `pod` has made the response `id`, for `owner` where callers are told apart, who asked for the model `named` where
+    /// that is another one.
+    pub fn learn(&self, id: &str, pod: PodId, owner: Option<Box<str>>, named: Option<Box<str>>) {
         if id.is_empty() || id.len() > MAX_ID {
             return;
         }
@@ -63,7 +66,7 @@ impl Responses {
         let known = generations.old.remove(id);
         let known = known.or_else(|| generations.young.remove(id));
         let owes_usage = known.is_some_and(|known| known.owes_usage);
-        generations.young.insert(id.into(), Stored { pod, owner, owes_usage });
+        generations.young.insert(id.into(), Stored { pod, owner, named, owes_usage });
         generations.turn(self.most);
     }
 
@@ -80,6 +83,12 @@ impl Responses {
         let Generations { young, old } = &mut *generations;
         let stored = young.get_mut(id).or_else(|| old.get_mut(id));
         stored.is_some_and(|stored| std::mem::take(&mut stored.owes_usage))
+    }
+
+    /// The model that was asked for when another one made the response `id`.
+    pub fn named(&self, id: &str) -> Option<Box<str>> {
+        let generations = self.generations.lock();
+        generations.young.get(id).or_else(|| generations.old.get(id))?.named.clone()
     }
 
     /// Where the response `id` is, for `owner` to use.
@@ -127,11 +136,11 @@ mod tests {
     fn nobody_takes_anothers_response_away() {
         let pods = pool(2, "").pods();
         let responses = Responses::new(100);
-        responses.learn("resp", pods[0].id, Some("alice".into()));
-        responses.learn("resp", pods[1].id, Some("bob".into()));
+        responses.learn("resp", pods[0].id, Some("alice".into()), None);
+        responses.learn("resp", pods[1].id, Some("bob".into()), None);
         assert_eq!(responses.find("resp", Some("alice")), Found::At(pods[0].id));
         assert_eq!(responses.find("resp", Some("bob")), Found::Others);
-        responses.learn("resp", pods[1].id, Some("alice".into()));
+        responses.learn("resp", pods[1].id, Some("alice".into()), None);
         assert_eq!(responses.find("resp", Some("alice")), Found::At(pods[1].id));
     }
 
@@ -139,9 +148,9 @@ mod tests {
     fn the_latest_are_remembered_and_no_more() {
         let pods = pool(2, "").pods();
         let responses = Responses::new(100);
-        responses.learn("kept", pods[1].id, None);
+        responses.learn("kept", pods[1].id, None, None);
         for number in 0..1000 {
-            responses.learn(&format!("resp_{number}"), pods[0].id, None);
+            responses.learn(&format!("resp_{number}"), pods[0].id, None, None);
             assert_eq!(
                 responses.find("kept", None),
                 Found::At(pods[1].id),
@@ -159,7 +168,7 @@ mod tests {
     fn a_response_is_its_owners_alone() {
         let pods = pool(1, "").pods();
         let responses = Responses::default();
-        responses.learn("resp_1", pods[0].id, Some("alice".into()));
+        responses.learn("resp_1", pods[0].id, Some("alice".into()), None);
         assert_eq!(responses.find("resp_1", Some("alice")), Found::At(pods[0].id));
         assert_eq!(responses.find("resp_1", Some("bob")), Found::Others);
         assert_eq!(responses.find("resp_1", None), Found::Others);
@@ -170,10 +179,10 @@ mod tests {
         let pods = pool(1, "").pods();
         let responses = Responses::default();
         responses.owe_usage("resp_1");
-        responses.learn("resp_1", pods[0].id, None);
+        responses.learn("resp_1", pods[0].id, None, None);
         assert!(!responses.settle_usage("resp_1"));
         responses.owe_usage("resp_1");
-        responses.learn("resp_1", pods[0].id, None);
+        responses.learn("resp_1", pods[0].id, None, None);
         assert!(responses.settle_usage("resp_1"));
         assert!(!responses.settle_usage("resp_1"));
         assert!(!responses.settle_usage("resp_2"));
@@ -185,7 +194,7 @@ mod tests {
         let responses = Responses::default();
         let long = "x".repeat(MAX_ID + 1);
         for id in ["", &long] {
-            responses.learn(id, pods[0].id, None);
+            responses.learn(id, pods[0].id, None, None);
             assert_eq!(responses.find(id, None), Found::Nowhere);
         }
     }

@@ -48,6 +48,13 @@ pub struct Target {
     pub adapter: Option<Arc<str>>,
 }
 
+impl Target {
+    /// A name that only the pods of a pool know, and so most likely that of an adapter.
+    pub fn within(pool: &Arc<Pool>, name: &str) -> Self {
+        Self { pool: Arc::clone(pool), adapter: Some(name.into()) }
+    }
+}
+
 impl Routes {
     /// The names of `pools`. What the configuration names comes first: an adapter that a pod lists cannot
     /// take over a configured name. Of two pods' adapters with one name, the first pool's wins.
@@ -136,6 +143,30 @@ pub fn model_in_path(path: &str) -> Option<String> {
         return None;
     };
     Some(model.to_owned())
+}
+
+/// A path of Triton's form with another model in it.
+pub fn with_model_in_path(path: &str, model: &str) -> String {
+    let decoded = unescape(path);
+    let rest = decoded.split('/').filter(|segment| !segment.is_empty()).skip(3);
+    let mut out = String::from("/v2/models");
+    for segment in std::iter::once(model).chain(rest) {
+        out.push('/');
+        escape(segment, &mut out);
+    }
+    out
+}
+
+/// RFC 3986 section 2.3: what is not reserved stands for itself.
+fn escape(text: &str, out: &mut String) {
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                out.push(char::from(byte));
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
 }
 
 /// The model that a query names, `model=NAME`, if it names one and only one.
@@ -314,6 +345,17 @@ mod tests {
             ("/v1/models/a/generate", None),
         ] {
             assert_eq!(model_in_path(path).as_deref(), model, "{path}");
+        }
+    }
+
+    #[test]
+    fn another_model_in_a_path() {
+        for (path, model, expected) in [
+            ("/v2/models/a/generate", "b", "/v2/models/b/generate"),
+            ("//v2/models/a/versions/1/infer/", "b c", "/v2/models/b%20c/versions/1/infer"),
+            ("/v2/models/a%20b/x%3Fy", "org/é", "/v2/models/org%2F%C3%A9/x%3Fy"),
+        ] {
+            assert_eq!(with_model_in_path(path, model), expected, "{path}");
         }
     }
 

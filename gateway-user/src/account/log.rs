@@ -48,6 +48,8 @@ pub struct Asked<'a> {
     pub url: Option<&'a str>,
     /// The model that it named.
     pub model: Option<&'a str>,
+    /// The model that was served in its place.
+    pub served: Option<&'a str>,
     /// The adapter that this leads to.
     pub adapter: Option<&'a str>,
     /// Who sent it, where that is asked.
@@ -61,8 +63,8 @@ pub struct Asked<'a> {
 impl<'a> Asked<'a> {
     /// Of which no more is known.
     pub fn new(id: &'a RequestId, url: Option<&'a str>) -> Self {
-        let (model, adapter, caller, body, started) = (None, None, None, 0, Instant::now());
-        Self { id, url, model, adapter, caller, body, started }
+        let (model, served, adapter, caller) = (None, None, None, None);
+        Self { id, url, model, served, adapter, caller, body: 0, started: Instant::now() }
     }
 
     /// Whose the answer is, if that is known: a key's, or within it a subject's.
@@ -116,6 +118,7 @@ pub(super) fn finished(
         subject = asked.subject(),
         url = asked.url.map(shown),
         model = asked.model.map(shown),
+        served_model = asked.served,
         adapter = asked.adapter,
         pool = &*pool.name,
         pod = exchange.pod.as_ref().map(|pod| &*pod.name),

@@ -78,7 +78,7 @@ pub fn finish(done: Exchanged<'_>, worker: &Worker) {
         let metrics = &caller.key.metrics;
         metrics.finished(record.outcome, record.prompt_tokens, record.completion_tokens);
     }
-    if let Some(model) = asked.model {
+    if let Some(model) = asked.served.or(asked.model) {
         pool.metrics.used(model, &record);
     }
     if worker.gateway.config().access_log {

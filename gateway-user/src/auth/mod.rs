@@ -88,21 +88,21 @@ pub struct Caller {
     pub subject: Option<Box<str>>,
 }
 
-/// Whether `caller` may have `target` answer now, which it calls `model`: by the models of its key, of which each of
-/// `adapters` that is named beside it is one, and by the limits of both. `prompt` are the tokens that its prompt is guessed to have, `most_generated` those that its answer may have.
+/// Whether `caller` may have `pool` answer now to a request for `model`, which leads to `named`: by the models of its key,
+/// of which each of `adapters` that is named beside it is one, and by the limits of both. `prompt` are the tokens that its prompt is guessed to have, `most_generated` those that its answer may have.
 ///
 /// # Errors
 /// 403 or 429.
 pub fn permit(
     caller: Option<&Caller>,
-    model: &str,
-    target: &Target,
+    (model, named): (&str, &Target),
+    pool: &Pool,
     adapters: &[Option<Adapter>],
     prompt: u64,
     most_generated: Option<u64>,
     now: Instant,
 ) -> Result<Admitted, Refusal> {
-    if caller.is_some_and(|caller| !caller.key.allows(model, target)) {
+    if caller.is_some_and(|caller| !caller.key.allows(model, named)) {
         return Err(Refusal::forbidden(model));
     }
     for adapter in adapters.iter().flatten() {
@@ -116,7 +116,7 @@ pub fn permit(
             Adapter::Name(_) | Adapter::Unread => {}
         }
     }
-    limit::of_request(caller, &target.pool, prompt, most_generated, now)
+    limit::of_request(caller, pool, prompt, most_generated, now)
 }
 
 /// What lets a request in whose exchange goes on for long.

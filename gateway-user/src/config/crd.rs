@@ -211,9 +211,11 @@ const KEPT: [&str; 13] = [
 ];
 
 /// Lists whose entries are known by a field: two with one name are refused, and each is applied by itself.
-const KEYED: [(&str, &str); 4] = [
+const KEYED: [(&str, &str); 6] = [
     ("spec.schedulers", "name"),
     ("spec.profiles", "name"),
+    ("spec.modelRewrites", "name"),
+    ("spec.objectives", "name"),
     ("status.conditions", "type"),
     ("status.schedulers", "name"),
 ];

@@ -7,6 +7,7 @@
 
 mod auth;
 mod compare;
+mod rewrite;
 mod upstream;
 
 use std::collections::HashMap;
@@ -133,6 +134,9 @@ impl Builder<'_> {
         let listeners = self.listeners(spec.listeners, admin, steering, &path.field("listeners"));
         let tls = self.tls(spec.tls, &listeners, &path);
         self.check_direct(&spec.schedulers, &listeners, steering, &path.field("schedulers"));
+        let (rewrites, of) = (spec.model_rewrites, &spec.schedulers);
+        let model_rewrites = self.model_rewrites(rewrites, of, &path.field("modelRewrites"));
+        let objectives = self.objectives(spec.objectives, of, &path.field("objectives"));
         Config {
             name: metadata.name,
             listeners,
@@ -142,6 +146,8 @@ impl Builder<'_> {
             limits: self.limits(&spec.limits, spec.bbr.max_request_body_bytes, &path),
             schedulers: self.schedulers(spec.schedulers, &mut profiles, &path.field("schedulers")),
             profiles,
+            model_rewrites,
+            objectives,
             exchange: spec
                 .exchange
                 .map(|exchange| self.exchange(exchange, &path.field("exchange"))),

@@ -21,6 +21,7 @@ mod picker;
 mod policy;
 mod reference;
 mod render;
+mod rewrite;
 mod schema;
 mod shape;
 #[cfg(test)]
@@ -43,6 +44,7 @@ use self::document::ConfigMapRef;
 pub(crate) use self::effective::context_range;
 pub use self::error::{Error, Errors, Note};
 pub use self::reference::{default_document, reference_page};
+pub use self::rewrite::{ModelRewrite, Objective, RewriteRule};
 pub use self::schema::schema;
 use crate::schedule::Policy;
 
@@ -199,6 +201,10 @@ pub struct Config {
     pub schedulers: Vec<Scheduler>,
     /// Profiles besides the built-in ones, by name, that schedulers may use.
     pub profiles: Vec<(String, Policy)>,
+    /// Models that are served as others; of several that match, the first counts. Default: none.
+    pub model_rewrites: Vec<ModelRewrite>,
+    /// How important requests are that name one of these. Default: none.
+    pub objectives: Vec<Objective>,
     /// The gateways that this one tells what it has in flight, and hears. Default: none.
     pub exchange: Option<Exchange>,
     /// Who may send requests. Default: everyone who reaches the port, which the log warns of.

@@ -7,7 +7,7 @@ use super::document::{
     PodTls, RetryBudget, SaturationLimits, Scheduler, Spec, Tls, VirtualAddress,
 };
 use super::units::{Block, KubeDuration, Size};
-use super::{Config, EventSource, MetricsSource, auth, policy};
+use super::{Config, EventSource, MetricsSource, ModelRewrite, Objective, auth, policy};
 use crate::schedule::Policy;
 
 impl Config {
@@ -65,6 +65,8 @@ impl Config {
             profiles: (self.profiles.iter())
                 .map(|(name, policy)| policy::to_profile(name, policy))
                 .collect(),
+            model_rewrites: self.model_rewrites.iter().map(ModelRewrite::to_document).collect(),
+            objectives: self.objectives.iter().map(Objective::to_document).collect(),
             ..Spec::default()
         }
     }

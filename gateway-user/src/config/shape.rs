@@ -322,7 +322,7 @@ fn within(value: i128, part: Part<'_>) -> Result<Json, String> {
     let bound = |key: &str| part.get(key).and_then(Json::as_i64).map(i128::from);
     let low = bound("minimum").unwrap_or(0);
     let high = bound("maximum").unwrap_or(i64::MAX.into());
-    match u64::try_from(value) {
+    match i64::try_from(value) {
         Ok(number) if (low..=high).contains(&value) => Ok(number.into()),
         _ if part.format() == "port" => Err(format!("{value} is not a port ({low}..{high})")),
         _ => Err(format!("{value} is not within {low}..{high}")),

@@ -55,8 +55,8 @@ pub(super) async fn exchange(
     };
     let adapter = target.adapter.as_deref();
     let asked = Asked { model: Some(model), adapter, ..asked };
-    let now = Instant::now();
-    let admitted = match auth::permit(asked.caller, model, target, &[], 0, None, now) {
+    let (of, now) = (&target.pool, Instant::now());
+    let admitted = match auth::permit(asked.caller, (model, target), of, &[], 0, None, now) {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(client, &refusal, &asked, false, false, worker).await,
     };
@@ -86,6 +86,7 @@ pub(super) async fn exchange(
         owner: None,
         is_again: false,
         strips_usage: false,
+        rename: None,
         usage_unsaid: false,
         keep_alive: None,
         for_kernel: false,

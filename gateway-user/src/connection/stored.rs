@@ -55,6 +55,7 @@ pub(super) async fn exchange(
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(client, &refusal, &asked, keep_alive, to_head, worker).await,
     };
+    let named = worker.gateway.responses.named(id);
     let limits = admitted.headers().to_owned();
     let mut forward = head.forward.clone();
     forward.extend(worker.gateway.auth().for_pod(&head.credentials, asked.caller, &pool));
@@ -74,6 +75,7 @@ pub(super) async fn exchange(
         owner: None,
         is_again: true,
         strips_usage: false,
+        rename: named.as_deref(),
         usage_unsaid: false,
         keep_alive: None,
         for_kernel: false,

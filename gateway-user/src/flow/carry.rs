@@ -13,6 +13,7 @@ use crate::client::Writer;
 use crate::flow::carrier::{Carrier, Returned};
 use crate::flow::head::ClientSide;
 use crate::flow::path::Bytes;
+use crate::flow::rename::Rename;
 use crate::flow::send::{Begun, Watch};
 use crate::flow::strip::Strip;
 use crate::listen::Worker;
@@ -27,6 +28,8 @@ pub struct To<'a> {
     pub side: ClientSide<'a>,
     /// The usage that the gateway has asked for is not for the client.
     pub strips: bool,
+    /// It tells the name of another model than the client asked for.
+    pub rename: Option<Rename>,
     /// The client has got a head, and is still to get this before the body.
     pub early: Option<Vec<u8>>,
     /// The client, watched.
@@ -64,10 +67,11 @@ pub struct Delivered {
 /// Carries the whole answer to the client.
 pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Delivered {
     let Begun { mut head, body, framing, excess, tail, mut closed, received, .. } = begun;
-    let To { side, strips, early, mut watch, writer, worker } = to;
+    let To { side, strips, rename, early, mut watch, writer, worker } = to;
     let pause = worker.limits().stream_idle_timeout;
     let pods_chunks = head.chunked;
-    if !pods_chunks && (strips || early.is_some()) {
+    let changes = strips || rename.is_some();
+    if !pods_chunks && (changes || early.is_some()) {
         head.rechunk();
     }
     let mut out = Vec::with_capacity(body.len() + 1024);
@@ -78,10 +82,10 @@ pub async fn carry(begun: Begun, mut carrier: impl Carrier, to: To<'_>) -> Deliv
             (side.version == Version::Http11, side.keep_alive)
         }
     };
-    let rewritten = head.chunked && (strips || !raw || !pods_chunks);
+    let rewritten = head.chunked && (changes || !raw || !pods_chunks);
     let begun_closed = closed;
     let mut rewrite =
-        rewritten.then(|| Rewrite { strip: strips.then(Strip::default), chunks: raw });
+        rewritten.then(|| Rewrite { strip: strips.then(Strip::default), rename, chunks: raw });
     match &mut rewrite {
         None => out.extend_from_slice(&body),
         Some(rewrite) => {
@@ -263,6 +267,7 @@ struct State {
 /// How the payload of a chunked body goes to a client that does not get its bytes as they come.
 struct Rewrite {
     strip: Option<Strip>,
+    rename: Option<Rename>,
     /// In chunks of its own.
     chunks: bool,
 }
@@ -276,6 +281,10 @@ impl Rewrite {
             if done {
                 strip.finish(&mut payload);
             }
+        }
+        if let Some(rename) = &mut self.rename {
+            let whole = std::mem::take(&mut payload);
+            rename.push(&whole, &mut payload);
         }
         if !self.chunks {
             return payload;

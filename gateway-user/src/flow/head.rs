@@ -27,6 +27,8 @@ pub struct ResponseHead {
     pub reusable: bool,
     /// The body is a stream of server-sent events.
     pub event_stream: bool,
+    /// The body is JSON, or several documents of it.
+    pub json: bool,
     /// The pod said itself when to try again.
     pub retry_after: bool,
     /// The body is compressed or otherwise encoded.
@@ -80,7 +82,7 @@ pub fn parse(input: &[u8], to_head: bool) -> Result<Option<ResponseHead>, BadHea
     let mut length = None;
     let mut chunked = false;
     let mut close = version == 0;
-    let mut event_stream = false;
+    let (mut event_stream, mut json) = (false, false);
     let (mut retry_after, mut encoded) = (false, false);
     let mut named = Vec::new();
     for header in response.headers.iter() {
@@ -104,7 +106,9 @@ pub fn parse(input: &[u8], to_head: bool) -> Result<Option<ResponseHead>, BadHea
                 named.push(token);
             }
         } else if is("content-type") {
+            let kind = header.value.split(|byte| *byte == b';').next().unwrap_or_default();
             event_stream = starts_with_ignore_case(header.value.trim_ascii(), b"text/event-stream");
+            json = kind.to_ascii_lowercase().ends_with(b"json");
         } else if is("retry-after") {
             retry_after = true;
         } else if is("content-encoding") {
@@ -148,6 +152,7 @@ pub fn parse(input: &[u8], to_head: bool) -> Result<Option<ResponseHead>, BadHea
         chunked,
         reusable: !(close || until_close || (chunked && length.is_some())),
         event_stream,
+        json,
         retry_after,
         encoded,
         forward,

@@ -9,6 +9,7 @@ pub mod comments;
 pub mod head;
 pub mod hold;
 pub mod path;
+pub mod rename;
 pub mod send;
 pub mod strip;
 pub mod tunnel;
@@ -32,6 +33,7 @@ use crate::flow::comments::{Comments, Early, KeepAlive};
 use crate::flow::head::ClientSide;
 use crate::flow::hold::Trouble;
 use crate::flow::path::{Bytes, Plan, Response};
+use crate::flow::rename::Rename;
 use crate::flow::send::{Answer, Failure, Watch};
 use crate::flow::tunnel::{Tunnelled, tunnel};
 use crate::gateway::Memory;
@@ -78,6 +80,8 @@ pub struct Request<'a> {
     pub is_again: bool,
     /// The gateway has asked for usage, and not the client.
     pub strips_usage: bool,
+    /// The client has asked for a model of this name, and another one serves it.
+    pub rename: Option<&'a str>,
     /// The client has sent `stream_options` that leave it to the engine.
     pub usage_unsaid: bool,
     /// Its client gets comments until there is content.
@@ -395,10 +399,16 @@ async fn pass(
     let strips = request.strips_usage
         && answer.begun.head.event_stream
         && (!request.usage_unsaid || place.pod.keeps_usage());
+    let renames = request.rename.filter(|_| {
+        let head = &answer.begun.head;
+        (head.event_stream || head.json) && !head.encoded && !head.framing.is_done()
+    });
+    let rename = renames.map(|name| Rename::new(name, answer.begun.head.event_stream));
     drop((head, body, reserved));
     let learn = |tail: &Tail| {
         if let Some(id) = tail.id().filter(|_| is_stored) {
-            worker.gateway.responses.learn(id, place.pod.id, owner.clone());
+            let named = request.rename.map(Into::into);
+            worker.gateway.responses.learn(id, place.pod.id, owner.clone(), named);
         }
     };
     learn(&answer.begun.tail);
@@ -463,6 +473,7 @@ async fn pass(
     // What was wrong before the content has been counted.
     let was_fine = trouble.is_none();
     let unchanged = !(strips
+        || rename.is_some()
         || begun.head.chunked && side.version == Version::Http10
         || early.is_some() && !begun.head.chunked);
     let response = Response { event_stream: stream, unchanged };
@@ -477,7 +488,7 @@ async fn pass(
     }
     let (reader, writer) = socket.split(counted);
     let watch = Watch { reader, input, scratch: &worker.scratch, comments: None };
-    let to = To { side, strips, early, watch, writer, worker };
+    let to = To { side, strips, rename, early, watch, writer, worker };
     let kernel = match (plan, receiver) {
         (Plan::Kernel(path), Some(receiver)) => {
             upstream.take_link().map(|link| (path, link, &*receiver))

@@ -56,6 +56,7 @@ impl Collector for Exposition {
         pod_level(&mut writer, &pods)?;
         pool_level(&mut writer, &self.shared.pools.read())?;
         gateway_level(&mut writer, &self.shared.gateway, mean_kv(&pods))?;
+        rewrites(&mut writer, &self.shared)?;
         keys(&mut writer, &self.shared)?;
         steering(&mut writer, &self.shared)?;
         direct(&mut writer, &pods, &self.shared.pools.read())?;
@@ -150,6 +151,16 @@ fn gateway_level(
     writer.family(&metric::GATEWAY_REFUSED)?.add_each(None, &gateway.refused)?;
     let dropped = ConstCounter::new(crate::account::log::dropped());
     writer.one(&metric::GATEWAY_LOG_DROPPED, Some(&dropped))
+}
+
+fn rewrites(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {
+    let mut family = writer.family(&metric::MODEL_REWRITES)?;
+    for ((rewrite, target), models) in &*shared.rewrites.read() {
+        models
+            .iter()
+            .try_for_each(|(model, counter)| family.add(&[rewrite, model, target], counter))?;
+    }
+    Ok(())
 }
 
 fn keys(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {

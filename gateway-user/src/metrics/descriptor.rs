@@ -133,6 +133,9 @@ describe! {
     /// Lines of the access log that were dropped as whoever reads it is too slow.
     GATEWAY_LOG_DROPPED: Counter "gateway_access_log_dropped" [];
 
+    /// Requests for this model that another one was chosen for; "*" is any, of a rule for all.
+    MODEL_REWRITES: Counter "model_rewrites" ["rewrite", "model", "target"];
+
     /// Times that the configuration was read anew, by what came of it.
     CONFIG_RELOADS: Counter "config_reloads" ["result"];
     /// 1 while the configuration as it was read last is not or not wholly in force, else 0.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use prometheus_client::encoding::{prometheus_text, text};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
 mod collect;
@@ -64,6 +65,7 @@ impl Metrics {
             pools: RwLock::default(),
             listeners: RwLock::default(),
             keys: RwLock::default(),
+            rewrites: RwLock::default(),
         });
         let mut registry = Registry::with_prefix(descriptor::PREFIX);
         let exposition = collect::Exposition { shared: Arc::clone(&shared), pods: Box::new(pods) };
@@ -105,6 +107,24 @@ impl Metrics {
         self.shared.keys.write().retain(|name, _| keep(name));
     }
 
+    /// Counts a request for `model` that a rewrite has chosen `target` for; these are names of the configuration.
+    pub fn rewritten(&self, rewrite: &Arc<str>, model: &str, target: &Arc<str>) {
+        let key = (Arc::clone(rewrite), Arc::clone(target));
+        let known = self.shared.rewrites.read();
+        if let Some(counter) = known.get(&key).and_then(|models| models.get(model)) {
+            counter.inc();
+            return;
+        }
+        drop(known);
+        let mut rewrites = self.shared.rewrites.write();
+        rewrites.entry(key).or_default().entry(model.into()).or_default().inc();
+    }
+
+    /// Forgets the rewrites that `keep` refuses, with their series.
+    pub fn retain_rewrites(&self, keep: impl Fn(&str) -> bool) {
+        self.shared.rewrites.write().retain(|(rewrite, _), _| keep(rewrite));
+    }
+
     /// The exposition.
     ///
     /// # Errors
@@ -126,6 +146,8 @@ struct Shared {
     pools: RwLock<BTreeMap<Arc<str>, Arc<PoolMetrics>>>,
     listeners: RwLock<BTreeMap<Arc<str>, Arc<ListenerMetrics>>>,
     keys: RwLock<BTreeMap<Arc<str>, Arc<KeyMetrics>>>,
+    /// By the rewrite and its target, then by the model.
+    rewrites: RwLock<BTreeMap<(Arc<str>, Arc<str>), BTreeMap<Box<str>, Counter>>>,
 }
 
 #[cfg(test)]

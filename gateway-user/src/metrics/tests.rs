@@ -225,6 +225,27 @@ fn a_dropped_pool_takes_its_series_with_it() {
 }
 
 #[test]
+fn a_rewrite_that_has_left_takes_its_series_with_it() {
+    let metrics = metrics();
+    let count = |rewrite: &str, model: &str| {
+        metrics.rewritten(&rewrite.into(), model, &"llama-2".into());
+    };
+    [("a", "llama"), ("a", "llama"), ("a", "*"), ("b", "llama")]
+        .map(|(of, model)| count(of, model));
+    let sample = |rewrite: &str, model: &str| {
+        format!(
+            "sluice_model_rewrites_total{{rewrite=\"{rewrite}\",model=\"{model}\",target=\"llama-2\"}} "
+        )
+    };
+    let page = metrics.encode(Format::Text).unwrap();
+    assert!(page.contains(&(sample("a", "llama") + "2\n")), "{page}");
+    assert!(page.contains(&(sample("a", "*") + "1\n")), "{page}");
+    metrics.retain_rewrites(|rewrite| rewrite == "a");
+    let page = metrics.encode(Format::Text).unwrap();
+    assert!(page.contains(&sample("a", "llama")) && !page.contains(&sample("b", "llama")));
+}
+
+#[test]
 fn names_of_the_configuration_cannot_break_the_page() {
     let metrics = metrics();
     metrics.pool("a\"b\\c\nd").finished(&record(Outcome::Ok));
@@ -389,6 +410,7 @@ fn full() -> Metrics {
     gateway.cluster_age(std::time::Duration::from_secs(7));
     gateway.auth_keys(AuthSource::Keys, 2);
     gateway.reloaded(AuthSource::Keys, Reload::Done);
+    metrics.rewritten(&"canary".into(), "llama", &"llama-2".into());
     pool.peers(1);
     pool.limited(Limit::Tokens);
     let key = metrics.key("team");

@@ -66,8 +66,9 @@ pub struct Scanner {
     supposed: usize,
     /// The head of the part being read.
     head: Vec<u8>,
-    /// The value of the part being read, if it matters.
+    /// The value of the part being read, if it matters, and where it began.
     value: Vec<u8>,
+    value_from: u64,
     found: Fields,
     fault: Option<Fault>,
 }
@@ -84,6 +85,7 @@ impl Scanner {
             supposed: LINE_END,
             head: Vec::new(),
             value: Vec::new(),
+            value_from: 0,
             found: Fields::default(),
             fault: None,
         }
@@ -178,7 +180,12 @@ impl Scanner {
             return self.not_form(at, "a part has no value, not even an empty line");
         }
         match self.part {
-            Part::Model => self.found.model = Some(model_name(&self.value)?),
+            Part::Model => {
+                self.found.model = Some(model_name(&self.value)?);
+                // As long as it was kept, which a name is whole.
+                let end = self.value_from.saturating_add(self.value.len() as u64);
+                self.found.model_at = Some(self.value_from..end);
+            }
             Part::Stream => self.found.stream = truth(&self.value) == Some(true),
             Part::ModelFile | Part::Other | Part::Preamble => {}
         }
@@ -202,18 +209,19 @@ impl Scanner {
                 Ok(part) => part,
                 Err(what) => return self.not_form(at, what),
             };
-            return self.begin_value();
+            return self.begin_value(at);
         }
         Ok(())
     }
 
-    fn begin_value(&mut self) -> Result<(), Fault> {
+    fn begin_value(&mut self, at: usize) -> Result<(), Fault> {
         match self.part {
             Part::Model if self.found.model.is_some() => return Err(Fault::ModelTwice),
             Part::ModelFile => return Err(Fault::ModelNotString),
             _ => {}
         }
         self.value.clear();
+        self.value_from = self.base.saturating_add(at as u64 + 1);
         self.matched = LINE_END;
         self.supposed = LINE_END;
         self.state = State::Data;

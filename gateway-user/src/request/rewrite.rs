@@ -62,6 +62,27 @@ pub fn name_model(body: &mut Vec<u8>, model: &str) {
     put_field(body, open + 1, &format!("\"model\":{name}"));
 }
 
+/// Puts a model's name in place of the one that a body has, JSON or a form, and has it ask for a stream's usage if that
+/// is wanted as well.
+pub fn rename_model(body: &mut Vec<u8>, fields: &Fields, model: &str, asks_for_usage: bool) {
+    let is_json = is_json(body);
+    let Some(place) = range(&fields.model_at) else { return };
+    let options = fields.include_usage_at.as_ref().or(fields.stream_options.as_ref());
+    // What stands behind is changed first, as places are those in the body as it came.
+    let is_behind = options.is_some_and(|options| options.start > place.start as u64);
+    if asks_for_usage && is_behind {
+        ask_for_usage(body, fields);
+    }
+    match is_json {
+        true => replace(body, place, &serde_json::Value::from(model).to_string()),
+        // The configuration has no name with a line end, which could be a boundary's.
+        false => replace(body, place, model),
+    }
+    if asks_for_usage && !is_behind {
+        ask_for_usage(body, fields);
+    }
+}
+
 /// Whether a client wants a stream's usage.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum UsageWish {
@@ -92,10 +113,6 @@ pub fn usage_wish(body: &[u8], fields: &Fields) -> UsageWish {
 
 /// Has a JSON body ask for a stream's usage.
 pub fn ask_for_usage(body: &mut Vec<u8>, fields: &Fields) {
-    let range = |place: &Option<Range<u64>>| {
-        let place = place.as_ref()?;
-        Some(usize::try_from(place.start).ok()?..usize::try_from(place.end).ok()?)
-    };
     if let Some(place) = range(&fields.include_usage_at) {
         replace(body, place, "true");
         return;
@@ -112,6 +129,11 @@ pub fn ask_for_usage(body: &mut Vec<u8>, fields: &Fields) {
             put_field(body, open + 1, "\"stream_options\":{\"include_usage\":true}");
         }
     }
+}
+
+fn range(place: &Option<Range<u64>>) -> Option<Range<usize>> {
+    let place = place.as_ref()?;
+    Some(usize::try_from(place.start).ok()?..usize::try_from(place.end).ok()?)
 }
 
 /// Puts a field first into the object whose bracket ends at `at`.
@@ -136,6 +158,7 @@ const KEY_AS_PROTOCOL: &[u8] = b"openai-insecure-api-key.";
 
 #[cfg(test)]
 mod tests {
+    use super::super::multipart::{self, Boundary};
     use super::super::scan::Scanner;
     use super::*;
 
@@ -215,6 +238,64 @@ mod tests {
             let read: serde_json::Value =
                 serde_json::from_str(&expected.replace("1e400", "1")).unwrap();
             assert!(read.is_object());
+        }
+    }
+
+    #[test]
+    fn a_name_is_replaced_where_it_stands() {
+        let usage = r#""stream_options":{"include_usage":true}"#;
+        for (text, asks, expected) in [
+            (r#"{"model":"a"}"#, false, r#"{"model":"b\"é"}"#.to_owned()),
+            (
+                "{ \"x\": {\"model\":\"a\"}, \"mod\\u0065l\" : \"\\u0061\", \"y\":1e400}",
+                false,
+                "{ \"x\": {\"model\":\"a\"}, \"mod\\u0065l\" : \"b\\\"é\", \"y\":1e400}".into(),
+            ),
+            (r#"{"model":"a"}"#, true, format!(r#"{{{usage},"model":"b\"é"}}"#)),
+            (
+                r#"{"stream_options":{"include_usage":false},"model":"a","z":1}"#,
+                true,
+                format!(r#"{{{usage},"model":"b\"é","z":1}}"#),
+            ),
+            (
+                r#"{"model":"a","stream_options":{},"z":1}"#,
+                true,
+                format!(r#"{{"model":"b\"é",{usage},"z":1}}"#),
+            ),
+            (
+                r#"{"model":"a","stream_options":null}"#,
+                true,
+                format!(r#"{{"model":"b\"é",{usage}}}"#),
+            ),
+        ] {
+            let mut scanner = Scanner::new();
+            // In pieces, as places are those in the whole.
+            text.as_bytes().chunks(3).for_each(|piece| scanner.feed(piece).unwrap());
+            let fields = scanner.finish().unwrap();
+            let mut body = text.as_bytes().to_vec();
+            rename_model(&mut body, &fields, "b\"é", asks);
+            assert_eq!(String::from_utf8(body).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_name_in_a_form_is_replaced() {
+        let boundary = Boundary::from_content_type(b"multipart/form-data; boundary=x").unwrap();
+        let form = |model: &str| {
+            format!(
+                "--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\nmodel a\r\n-\r\n\
+                 --x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{model}\r\n\
+                 --x\r\nContent-Disposition: form-data; name=\"stream\"\r\n\r\ntrue\r\n--x--\r\n"
+            )
+        };
+        for name in ["a", "\r\n-a\r", "-"] {
+            let mut scanner = multipart::Scanner::new(boundary.clone().unwrap());
+            form(name).as_bytes().chunks(5).for_each(|piece| scanner.feed(piece).unwrap());
+            let fields = scanner.finish().unwrap();
+            assert_eq!(fields.model.as_deref(), Some(name));
+            let mut body = form(name).into_bytes();
+            rename_model(&mut body, &fields, "new", false);
+            assert_eq!(String::from_utf8(body).unwrap(), form("new"));
         }
     }
 

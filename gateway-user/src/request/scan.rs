@@ -40,6 +40,8 @@ pub(super) use value::truth;
 pub struct Fields {
     /// `model`, not empty and at most [`MAX_MODEL`] bytes.
     pub model: Option<Box<str>>,
+    /// Where its value stands: in JSON with its quotes.
+    pub model_at: Option<Range<u64>>,
     /// `stream` is true, as the model servers read it: 1 and some words are true as well.
     pub stream: bool,
     /// `background` of the Responses interface is true.
@@ -84,7 +86,8 @@ pub struct Scanner {
     word: (Word, usize),
     /// A part of the prompt and where its value began, while it is being read.
     part: Option<(Part, u64)>,
-    /// Where the values of `stream_options` and of `include_usage` begin, while they are being read.
+    /// Where the values of `model`, of `stream_options` and of `include_usage` begin, while they are being read.
+    model_from: u64,
     options_from: Option<u64>,
     usage_from: Option<u64>,
     /// `max_tokens`, `max_output_tokens`, `max_completion_tokens`.
@@ -108,6 +111,7 @@ impl Scanner {
             number: Number::default(),
             word: (Word::Null, 0),
             part: None,
+            model_from: 0,
             options_from: None,
             usage_from: None,
             max_tokens: [None; 3],
@@ -295,7 +299,8 @@ impl Scanner {
             Slot::Part(part) => self.part = Some((part, self.offset(at))),
             Slot::MaxTokens(name) => self.keep_max_tokens(name, None),
             Slot::Priority => self.found.priority = None,
-            Slot::Model | Slot::Other => {}
+            Slot::Model => self.model_from = self.offset(at),
+            Slot::Other => {}
         }
         Ok(())
     }
@@ -360,7 +365,10 @@ impl Scanner {
         }
         let kept = || self.text.kept().and_then(|kept| std::str::from_utf8(kept).ok());
         match self.slot {
-            Slot::Model => self.found.model = Some(self.text.model()?),
+            Slot::Model => {
+                self.found.model = Some(self.text.model()?);
+                self.found.model_at = Some(self.model_from..self.offset(at + 1));
+            }
             Slot::PreviousResponse => self.found.previous_response = kept().map(Into::into),
             Slot::Adapter(place) => {
                 let name = kept().map_or(Adapter::Unread, |name| Adapter::Name(name.into()));

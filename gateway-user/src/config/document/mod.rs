@@ -9,6 +9,7 @@
 mod auth;
 mod managed;
 mod policy;
+mod rewrite;
 mod scheduler;
 mod status;
 mod upstream;
@@ -29,6 +30,10 @@ pub(super) use self::policy::exact;
 pub use self::policy::{
     ActiveRequestParameters, Cost, LoadAwareParameters, PickerName, PrefixParameters, Profile,
     SaturationLimits, ScorerParameters, TokenLoadParameters, WeightMap,
+};
+pub use self::rewrite::{
+    MatchType, ModelMatch, ModelRewrite, Objective, PoolKind, PoolRef, RewriteMatch, RewriteRule,
+    RewriteTarget,
 };
 pub use self::scheduler::{
     AppProtocol, ConfigMapRef, Engine, KvEvents, LabelSelector, Metrics, Mode, Operator, Picker,
@@ -147,6 +152,15 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 132))]
     pub profiles: Vec<Profile>,
+    /// Models that are served as others: canaries, and adapters under one name. Objects InferenceModelRewrite come behind
+    /// these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1000))]
+    pub model_rewrites: Vec<ModelRewrite>,
+    /// How important requests are, by the objective that they name. Objects InferenceObjective come behind these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1000))]
+    pub objectives: Vec<Objective>,
     /// HTTPS for clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<Tls>,

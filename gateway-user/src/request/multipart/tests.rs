@@ -318,7 +318,14 @@ proptest! {
                 _ => {}
             }
         }
-        prop_assert_eq!(whole(assemble(&parts)), expected);
+        let body = assemble(&parts);
+        let mut found = whole(&body);
+        if let Ok(fields) = &mut found {
+            let place = fields.model_at.take();
+            let model = place.map(|place| &body[place.start as usize..place.end as usize]);
+            prop_assert_eq!(model, fields.model.as_deref().map(str::as_bytes));
+        }
+        prop_assert_eq!(found, expected);
     }
 
     /// Cut in two at every place, in three at some, and in pieces of one size.

@@ -42,6 +42,7 @@ fn all_fields() {
     let at = |place: &Option<std::ops::Range<u64>>| {
         place.clone().map(|place| &body[place.start as usize..place.end as usize])
     };
+    assert_eq!(at(&fields.model_at), Some("\"org/name\""));
     assert_eq!(at(&fields.include_usage_at), Some("true"));
     assert_eq!(at(&fields.stream_options), Some(r#"{"include_usage": true, "x": {"y": []}}"#));
     let prompt = fields.prompt.clone();
@@ -54,6 +55,7 @@ fn all_fields() {
         fields,
         Fields {
             model: Some("org/name".into()),
+            model_at: fields.model_at.clone(),
             stream: true,
             include_usage: Some(true),
             include_usage_at: fields.include_usage_at.clone(),
@@ -546,11 +548,19 @@ proptest! {
         let expected = pairs.fields();
         let prompt = found.as_ref().map(|fields| fields.prompt.clone()).unwrap_or_default();
         let options = found.as_ref().ok().and_then(|fields| fields.stream_options.clone());
+        let model = found.as_ref().ok().and_then(|fields| {
+            let place = fields.model_at.clone()?;
+            serde_json::from_slice::<String>(&body[place.start as usize..place.end as usize]).ok()
+        });
+        if let Ok(fields) = &found {
+            prop_assert_eq!(model.as_deref(), fields.model.as_deref(), "{}", text);
+        }
         let include = found.as_ref().ok().and_then(|fields| fields.include_usage_at.clone());
         let found = found.map(|fields| Fields {
             prompt: Parts::default(),
             stream_options: None,
             include_usage_at: None,
+            model_at: None,
             previous_response: None,
             ..fields
         });

@@ -1,0 +1,62 @@
+//! A request for a model in whose place another one is served.
+
+use std::sync::Arc;
+
+use crate::error::Refusal;
+use crate::gateway::Gateway;
+use crate::pool::Pool;
+use crate::route::{Routes, Target};
+
+/// What is served instead.
+#[derive(Debug)]
+pub(super) struct Rewritten {
+    /// The model.
+    pub(super) model: Arc<str>,
+    /// Where it leads.
+    pub(super) target: Target,
+    /// What decides who may ask: where the name leads that the request has, or the model's own without one.
+    pub(super) named: Target,
+}
+
+/// What is served to a request that names `model`, or none, if that is something else. `exclusive`: it came by the
+/// listener of this pool.
+///
+/// # Errors
+/// The model that is to be served leads nowhere.
+pub(super) fn of(
+    gateway: &Gateway,
+    routes: &Routes,
+    model: Option<&str>,
+    exclusive: Option<&Arc<Pool>>,
+) -> Result<Option<Rewritten>, Refusal> {
+    let rewrites = gateway.rewrites();
+    if rewrites.is_empty() {
+        return Ok(None);
+    }
+    let own = model.and_then(|model| routes.find(model));
+    let within = exclusive.or(own.map(|own| &own.pool));
+    let Some(split) = rewrites.find(model, within.map(|pool| &*pool.name)) else {
+        return Ok(None);
+    };
+    let served = split.choose(fastrand::u64(..split.lots()));
+    let led = split.lead(served, routes, &gateway.pools());
+    let led = match (led, exclusive) {
+        // What it has no other name for is its pods' to judge.
+        (Some(led), Some(pool)) if !Arc::ptr_eq(&led.pool, pool) => {
+            Some(Target::within(pool, served))
+        }
+        (None, Some(pool)) => Some(Target::within(pool, served)),
+        (led, _) => led,
+    };
+    let Some(target) = led else {
+        return Err(Refusal::model_not_found(model.unwrap_or(served)));
+    };
+    gateway.metrics.rewritten(&split.rewrite, split.label(model), served);
+    let named = match (model, own) {
+        (Some(_), Some(own)) => own.clone(),
+        // Known by no pool, it is a name by itself.
+        (Some(model), None) => Target::within(&target.pool, model),
+        (None, _) => target.clone(),
+    };
+    Ok(Some(Rewritten { model: Arc::clone(served), target, named }))
+}
