@@ -50,6 +50,7 @@ mod relay;
 mod reload;
 mod requests;
 mod retries;
+mod rewrites;
 mod signals;
 mod smuggling;
 mod steer;

@@ -155,10 +155,12 @@ fn gateway_level(
 
 fn rewrites(writer: &mut Writer<'_, '_>, shared: &Shared) -> fmt::Result {
     let mut family = writer.family(&metric::MODEL_REWRITES)?;
-    for ((rewrite, target), models) in &*shared.rewrites.read() {
-        models
-            .iter()
-            .try_for_each(|(model, counter)| family.add(&[rewrite, model, target], counter))?;
+    for (rewrite, own) in &*shared.rewrites.read() {
+        for (target, models) in &own.targets {
+            for (model, counter) in models {
+                family.add(&[rewrite, model, target], counter)?;
+            }
+        }
     }
     Ok(())
 }

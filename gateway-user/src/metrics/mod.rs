@@ -109,20 +109,21 @@ impl Metrics {
 
     /// Counts a request for `model` that a rewrite has chosen `target` for; these are names of the configuration.
     pub fn rewritten(&self, rewrite: &Arc<str>, model: &str, target: &Arc<str>) {
-        let key = (Arc::clone(rewrite), Arc::clone(target));
         let known = self.shared.rewrites.read();
-        if let Some(counter) = known.get(&key).and_then(|models| models.get(model)) {
+        let own = known.get(rewrite).and_then(|own| own.targets.get(target)?.get(model));
+        if let Some(counter) = own {
             counter.inc();
             return;
         }
         drop(known);
         let mut rewrites = self.shared.rewrites.write();
-        rewrites.entry(key).or_default().entry(model.into()).or_default().inc();
+        let own = rewrites.entry(Arc::clone(rewrite)).or_default();
+        own.targets.entry(Arc::clone(target)).or_default().entry(model.into()).or_default().inc();
     }
 
     /// Forgets the rewrites that `keep` refuses, with their series.
     pub fn retain_rewrites(&self, keep: impl Fn(&str) -> bool) {
-        self.shared.rewrites.write().retain(|(rewrite, _), _| keep(rewrite));
+        self.shared.rewrites.write().retain(|rewrite, _| keep(rewrite));
     }
 
     /// The exposition.
@@ -146,8 +147,13 @@ struct Shared {
     pools: RwLock<BTreeMap<Arc<str>, Arc<PoolMetrics>>>,
     listeners: RwLock<BTreeMap<Arc<str>, Arc<ListenerMetrics>>>,
     keys: RwLock<BTreeMap<Arc<str>, Arc<KeyMetrics>>>,
-    /// By the rewrite and its target, then by the model.
-    rewrites: RwLock<BTreeMap<(Arc<str>, Arc<str>), BTreeMap<Box<str>, Counter>>>,
+    rewrites: RwLock<BTreeMap<Arc<str>, RewriteMetrics>>,
+}
+
+/// What is counted of one rewrite: by its target, then by the model that was asked for.
+#[derive(Debug, Default)]
+struct RewriteMetrics {
+    targets: BTreeMap<Arc<str>, BTreeMap<Box<str>, Counter>>,
 }
 
 #[cfg(test)]

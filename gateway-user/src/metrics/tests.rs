@@ -227,11 +227,9 @@ fn a_dropped_pool_takes_its_series_with_it() {
 #[test]
 fn a_rewrite_that_has_left_takes_its_series_with_it() {
     let metrics = metrics();
-    let count = |rewrite: &str, model: &str| {
+    for (rewrite, model) in [("a", "llama"), ("a", "llama"), ("a", "*"), ("b", "llama")] {
         metrics.rewritten(&rewrite.into(), model, &"llama-2".into());
-    };
-    [("a", "llama"), ("a", "llama"), ("a", "*"), ("b", "llama")]
-        .map(|(of, model)| count(of, model));
+    }
     let sample = |rewrite: &str, model: &str| {
         format!(
             "sluice_model_rewrites_total{{rewrite=\"{rewrite}\",model=\"{model}\",target=\"llama-2\"}} "
