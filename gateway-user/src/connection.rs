@@ -439,6 +439,7 @@ async fn inference(
         adapter,
         prompt,
         session: head.session.as_deref(),
+        priority: worker.gateway.priority(head.objective.as_deref(), &target.pool),
         max_tokens: fields.max_tokens,
         stream: fields.stream,
         pin,

@@ -206,6 +206,15 @@ impl Gateway {
         self.rewrites.load()
     }
 
+    /// How important a request to `pool` is that names this objective; 0 if there is none of that name.
+    pub fn priority(&self, objective: Option<&str>, pool: &Pool) -> i32 {
+        let Some(name) = objective else { return 0 };
+        let config = self.config();
+        let is_of = |own: &Option<String>| own.as_ref().is_none_or(|own| **own == *pool.name);
+        let mut all = config.objectives.iter();
+        all.find(|of| of.name == name && is_of(&of.pool)).map_or(0, |of| of.priority)
+    }
+
     /// Takes the adapters that pods list now into the names.
     pub fn reroute(&self) {
         let (pools, rewrites) = (self.pools(), self.rewrites());

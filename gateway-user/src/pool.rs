@@ -362,14 +362,20 @@ impl Pool {
     }
 
     /// As [`Pool::reserve`], by way of `attempt`, and where all pods are full, or others wait already, within the
-    /// time that the pool lets requests wait: tells how long that was. Dropped, it gives up.
+    /// time that the pool lets requests wait: tells how long that was. Those of a higher `priority` have their places
+    /// first, and those below 0 do not wait. Dropped, it gives up.
     pub async fn admit<T>(
         &self,
+        priority: i32,
         mut attempt: impl FnMut() -> Result<T, NoPod>,
     ) -> Result<(T, Duration), NoPod> {
         let at_once = |placed| (placed, Duration::ZERO);
         let patience = self.settings.load().patience;
-        if patience.is_zero() {
+        if priority < 0 && self.queue.waiting() > 0 {
+            // A place that becomes free is for one of those.
+            return Err(NoPod::Saturated);
+        }
+        if patience.is_zero() || priority < 0 {
             return attempt().map(at_once);
         }
         // Where there is room all the same, the first of those that wait asks for more than that.
@@ -380,7 +386,7 @@ impl Pool {
             }
         }
         let from = Instant::now();
-        let placed = self.queue.wait(patience, attempt).await?;
+        let placed = self.queue.wait(patience, priority, attempt).await?;
         Ok((placed, from.elapsed()))
     }
 

@@ -39,6 +39,7 @@ mod lifecycle;
 mod limits;
 mod metrics;
 mod models;
+mod objectives;
 mod outages;
 mod pod_tls;
 mod prefixes;

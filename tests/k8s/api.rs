@@ -30,7 +30,11 @@ impl Api {
         let mut files: Vec<PathBuf> = definitions.map(|entry| entry.unwrap().path()).collect();
         files.push(repository().join("deploy/crds/inferencegatewayconfigs.yaml"));
         for file in files {
-            api.define(&yaml(&fs::read_to_string(file).unwrap())).await;
+            let definition = yaml(&fs::read_to_string(file).unwrap());
+            api.define(&definition).await;
+            if let Some(moved) = of_llm_d(&definition) {
+                api.define(&moved).await;
+            }
         }
         let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": api.namespace } });
         let path = format!("/api/v1/namespaces/{}", api.namespace);
@@ -217,6 +221,18 @@ impl Audited {
 /// Where the API server and its store keep what they write.
 pub(crate) fn cluster() -> PathBuf {
     std::env::var_os("SLUICE_TEST_CLUSTER").unwrap().into()
+}
+
+/// The definition of a resource that has gone to llm-d, with the same fields.
+fn of_llm_d(definition: &Value) -> Option<Value> {
+    let plural = definition["spec"]["names"]["plural"].as_str()?;
+    let has_moved = ["inferencemodelrewrites", "inferenceobjectives"].contains(&plural);
+    has_moved.then(|| {
+        let mut moved = definition.clone();
+        moved["metadata"] = json!({ "name": format!("{plural}.llm-d.ai") });
+        moved["spec"]["group"] = "llm-d.ai".into();
+        moved
+    })
 }
 
 /// A YAML text as JSON.

@@ -13,6 +13,7 @@ mod outage;
 mod pickers;
 mod pods;
 mod proxy;
+mod rewrites;
 mod rights;
 mod start;
 mod status;

@@ -80,9 +80,9 @@ impl fmt::Display for Error {
 pub struct Note {
     /// The file, when it is one that the document names.
     pub file: Option<String>,
-    /// Line, from 1.
+    /// Line, from 1; 0 of what is no document.
     pub line: u32,
-    /// The field's path, such as `spec.podDefaults`.
+    /// The field's path, such as `spec.podDefaults`, or an object of a cluster.
     pub field: String,
     /// Why, and what holds instead.
     pub text: String,
@@ -94,7 +94,10 @@ impl fmt::Display for Note {
         if let Some(file) = file {
             write!(f, "{file} ")?;
         }
-        write!(f, "line {line}: {field}: {text}")
+        if *line > 0 {
+            write!(f, "line {line}: ")?;
+        }
+        write!(f, "{field}: {text}")
     }
 }
 

@@ -78,6 +78,7 @@ pub(super) async fn exchange(
         adapter,
         prompt: Prompt::default(),
         session: head.session.as_deref(),
+        priority: gateway.priority(head.objective.as_deref(), &target.pool),
         max_tokens: None,
         stream: false,
         pin: None,

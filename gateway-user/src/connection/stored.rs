@@ -67,6 +67,7 @@ pub(super) async fn exchange(
         adapter: None,
         prompt: Prompt::default(),
         session: None,
+        priority: 0,
         max_tokens: None,
         stream: false,
         pin: Some(Pin { pod, is_strict: true }),

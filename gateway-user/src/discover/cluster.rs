@@ -17,7 +17,9 @@ use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::info;
 
+use super::adapters;
 use super::conditions::Unapplied;
+use super::extension::Extension;
 use super::follow::{Change, Kind, Object, follow};
 use super::pickers::{self, PickerMap};
 use super::report::Reporter;
@@ -54,6 +56,7 @@ pub struct Cluster {
     pickers: watch::Sender<Option<String>>,
     /// The same of all other kinds, which never changes.
     _all: watch::Sender<Option<String>>,
+    _managed: watch::Sender<Option<String>>,
     tasks: Vec<AbortHandle>,
 }
 
@@ -115,6 +118,7 @@ impl Cluster {
         let (labels, pod_labels) = watch::channel(None);
         let (all, of_all) = watch::channel(Some(String::new()));
         let (pickers, picker_fields) = watch::channel(None);
+        let (managed, of_managed) = watch::channel(Some(adapters::LABELS.to_owned()));
         let asked = Asked { name: options.name.clone(), node: options.node.clone() };
         let (state, in_force) = (Rc::new(State::default()), InForce::default());
         let mut cluster = Self {
@@ -127,19 +131,33 @@ impl Cluster {
             labels,
             pickers,
             _all: all,
+            _managed: managed,
             tasks: Vec::new(),
         };
-        let group = |group: &str, plural: &str| {
-            let namespace = &cluster.namespace;
-            format!("/apis/{group}/namespaces/{namespace}/{plural}")
-        };
+        let namespace = cluster.namespace.clone();
+        let group =
+            |group: &str, plural: &str| format!("/apis/{group}/namespaces/{namespace}/{plural}");
         let configs = group("gateway.sluice.dev/v1alpha1", "inferencegatewayconfigs");
         let pools = group("inference.networking.k8s.io/v1", "inferencepools");
-        let legacy_pools = group("inference.networking.x-k8s.io/v1alpha2", "inferencepools");
+        let legacy_pools = group(LEGACY, "inferencepools");
         let pods = format!("/api/v1/namespaces/{}/pods", cluster.namespace);
         cluster.start("InferenceGatewayConfigs", configs, &of_all, |s| &mut s.configs);
         cluster.start("InferencePools", pools, &of_all, |s| &mut s.pools);
         cluster.start("InferencePools of v1alpha2", legacy_pools, &of_all, |s| &mut s.legacy_pools);
+        let start = |cluster: &mut Self, name, of, plural, objects: fn(&mut Snapshot) -> &mut _| {
+            cluster.start::<Extension>(name, group(of, plural), &of_all, objects);
+        };
+        let (rewrites, objectives) = ("inferencemodelrewrites", "inferenceobjectives");
+        let name = "InferenceModelRewrites of llm-d";
+        start(&mut cluster, name, LLM_D, rewrites, |s| &mut s.rewrites);
+        let name = "InferenceModelRewrites";
+        start(&mut cluster, name, LEGACY, rewrites, |s| &mut s.legacy_rewrites);
+        let name = "InferenceObjectives of llm-d";
+        start(&mut cluster, name, LLM_D, objectives, |s| &mut s.objectives);
+        let name = "InferenceObjectives";
+        start(&mut cluster, name, LEGACY, objectives, |s| &mut s.legacy_objectives);
+        let maps = format!("/api/v1/namespaces/{}/configmaps", cluster.namespace);
+        cluster.start("ConfigMaps of adapters", maps, &of_managed, |s| &mut s.adapters);
         cluster.start("Nodes", NODES.to_owned(), &of_all, |s| &mut s.nodes);
         let maps = format!("/api/v1/namespaces/{}/configmaps", cluster.namespace);
         cluster.start(PICKERS, maps, &picker_fields, |s| &mut s.pickers);
@@ -334,7 +352,10 @@ impl Drop for Cluster {
 /// From a change until it is resolved.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Kinds that are listed before pods, as they say which pods.
-const KINDS_BEFORE_PODS: usize = 4;
+const KINDS_BEFORE_PODS: usize = 9;
+/// Where InferenceModelRewrite and InferenceObjective were first, and where they are.
+const LEGACY: &str = "inference.networking.x-k8s.io/v1alpha2";
+const LLM_D: &str = "llm-d.ai/v1alpha2";
 const PODS: &str = "Pods";
 const PICKERS: &str = "ConfigMaps";
 const NODES: &str = "/api/v1/nodes";

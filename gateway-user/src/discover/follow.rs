@@ -20,6 +20,8 @@ use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
+use super::adapters::ConfigMap;
+use super::extension::Extension;
 use super::objects::{GatewayConfig, InferencePool, Meta, Node, Pod};
 
 /// An object of some kind.
@@ -280,6 +282,18 @@ impl Object for Pod {
 }
 
 impl Object for Node {
+    fn meta(&self) -> &Meta {
+        &self.metadata
+    }
+}
+
+impl Object for Extension {
+    fn meta(&self) -> &Meta {
+        &self.metadata
+    }
+}
+
+impl Object for ConfigMap {
     fn meta(&self) -> &Meta {
         &self.metadata
     }

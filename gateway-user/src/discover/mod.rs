@@ -14,9 +14,11 @@
 //!
 //! Only the last two have IO. Nothing here writes to a pod.
 
+pub mod adapters;
 pub mod cluster;
 pub mod conditions;
 mod events;
+pub mod extension;
 mod follow;
 mod lease;
 pub mod objects;

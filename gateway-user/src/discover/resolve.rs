@@ -16,6 +16,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::adapters::{ConfigMap, add_adapters};
+use super::extension::{Extension, add_objectives, add_rewrites};
 use super::objects::{GatewayConfig, InferencePool, Meta, Node, Pod};
 use super::pickers::PickerMap;
 use crate::config::document::LabelSelector;
@@ -30,6 +32,16 @@ pub struct Snapshot {
     pub pools: BTreeMap<String, InferencePool>,
     /// `InferencePool`s, version v1alpha2.
     pub legacy_pools: BTreeMap<String, InferencePool>,
+    /// `InferenceModelRewrite`s of the inference extension's group.
+    pub legacy_rewrites: BTreeMap<String, Extension>,
+    /// `InferenceModelRewrite`s of llm-d's.
+    pub rewrites: BTreeMap<String, Extension>,
+    /// `InferenceObjective`s of the inference extension's group.
+    pub legacy_objectives: BTreeMap<String, Extension>,
+    /// `InferenceObjective`s of llm-d's.
+    pub objectives: BTreeMap<String, Extension>,
+    /// `ConfigMap`s that name adapters.
+    pub adapters: BTreeMap<String, ConfigMap>,
     /// Pods.
     pub pods: BTreeMap<String, Pod>,
     /// Nodes.
@@ -181,6 +193,11 @@ pub fn resolve_as(
     }
     let name = object.map_or("sluice", |object| object.metadata.name.as_str());
     let mut config = config::parse_object_with(name, &spec, pickers);
+    if let Ok(loaded) = &mut config {
+        add_adapters(&snapshot.adapters, loaded);
+        add_rewrites(&snapshot.legacy_rewrites, &snapshot.rewrites, loaded);
+        add_objectives(&snapshot.legacy_objectives, &snapshot.objectives, loaded);
+    }
     let mut pools = Vec::new();
     for (index, source) in sources.iter().enumerate() {
         let scheduler = match &mut config {

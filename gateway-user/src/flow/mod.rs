@@ -62,6 +62,8 @@ pub struct Request<'a> {
     pub prompt: Prompt,
     /// The session that it says it belongs to.
     pub session: Option<&'a str>,
+    /// Of those that wait for a place, the higher ones have theirs first; below 0 it does not wait.
+    pub priority: i32,
     /// The most tokens that the answer may have.
     pub max_tokens: Option<u64>,
     /// The answer is asked for as a stream.
@@ -157,7 +159,7 @@ pub async fn exchange(
     let mut attempts = 0;
     let admitted = tokio::select! {
         biased;
-        admitted = pool.admit(|| reserve(pool, &request, &tried, worker)) => admitted,
+        admitted = pool.admit(request.priority, || reserve(pool, &request, &tried, worker)) => admitted,
         () = watch.gone() => {
             let was_begun = watch.early().is_some();
             return left(was_begun, None, 0, client);

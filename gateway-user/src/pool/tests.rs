@@ -770,7 +770,7 @@ async fn a_request_that_waits_gets_a_pod_that_comes() {
     local
         .run_until(async move {
             let waiting = tokio::task::spawn_local(async move {
-                waits.admit(|| waits.reserve(Ask::default(), Instant::now())).await.unwrap()
+                waits.admit(0, || waits.reserve(Ask::default(), Instant::now())).await.unwrap()
             });
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert!(!waiting.is_finished());

@@ -35,6 +35,8 @@ pub struct Head {
     pub request_id: Option<Box<str>>,
     /// `X-Session-Token`, as an earlier answer may have given it.
     pub session: Option<Box<str>>,
+    /// The objective that it names, by `x-llm-d-inference-objective` or else `x-gateway-inference-objective`.
+    pub objective: Option<Box<str>>,
     /// What it shows to be let in. Not in `forward`.
     pub credentials: Credentials,
     /// The client asks to switch to WebSocket.
@@ -148,6 +150,7 @@ struct Fields<'a> {
     content_encoding: Option<&'a str>,
     request_id: Option<&'a str>,
     session: Option<&'a str>,
+    objectives: [Option<&'a str>; 2],
     credentials: Credentials,
     upgrade: Option<&'a [u8]>,
 }
@@ -212,6 +215,12 @@ impl<'a> Fields<'a> {
                 }
                 name if name.eq_ignore_ascii_case(SESSION_HEADER) => {
                     fields.session = text().ok().filter(|token| fit_for_id(token));
+                }
+                name if name.eq_ignore_ascii_case(OBJECTIVE) => {
+                    fields.objectives[0] = text().ok().filter(|name| !name.is_empty());
+                }
+                name if name.eq_ignore_ascii_case(OBJECTIVE_BEFORE) => {
+                    fields.objectives[1] = text().ok().filter(|name| !name.is_empty());
                 }
                 name => {
                     let taken = fields.credentials.take(name, header.value);
@@ -298,6 +307,7 @@ impl<'a> Fields<'a> {
             content_encoding: self.content_encoding.map(Into::into),
             request_id: self.request_id.map(Into::into),
             session: self.session.map(Into::into),
+            objective: self.objectives.iter().flatten().next().map(|name| (*name).into()),
             // RFC 6455 section 4.2.1, and in a version that knows of it.
             websocket: !http10
                 && self
@@ -414,6 +424,10 @@ fn is_authority(text: &[u8]) -> bool {
 fn fit_for_id(id: &str) -> bool {
     !id.is_empty() && id.len() <= MAX_REQUEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic())
 }
+
+/// Where a request names an objective, and where it did before llm-d had them.
+const OBJECTIVE: &str = "x-llm-d-inference-objective";
+const OBJECTIVE_BEFORE: &str = "x-gateway-inference-objective";
 
 /// The header by which a client's next request comes to the pod of its last one: an answer has it, and the client
 /// sends it back.

@@ -400,3 +400,31 @@ fn a_configmap_says_how_pods_compare() {
     };
     assert_eq!(scorers.len(), 1, "{scorers:?}");
 }
+
+/// What the inference extension's objects say comes behind what the configuration says, also of pools that are none of
+/// its schedulers.
+#[test]
+fn objects_beside_the_configuration() {
+    let mut snapshot = snapshot(Some(app("x")), &[]);
+    snapshot.pools.extend([pool("p", json!({ "selector": { "matchLabels": { "app": "y" } } }))]);
+    let object = |name: &str, spec: Value| -> (String, Extension) {
+        (name.to_owned(), read(json!({ "metadata": { "name": name }, "spec": spec })))
+    };
+    let rewrite = |pool: &str| json!({ "poolRef": { "name": pool }, "rules": [{ "targets": [{ "modelRewrite": "b" }] }] });
+    snapshot.legacy_rewrites.extend([object("of-p", rewrite("p")), object("lost", rewrite("q"))]);
+    snapshot.rewrites.extend([object("of-a", rewrite("a"))]);
+    let spec = json!({ "poolRef": { "name": "p" }, "priority": -3 });
+    snapshot.objectives.extend([object("low", spec)]);
+    let map = json!({
+        "metadata": { "name": "m" }, "data": { "baseModel": "model-a", "adapters": "[sql]" },
+    });
+    snapshot.adapters.insert("m".into(), read(map));
+    let resolved = resolve(&snapshot, &here());
+    let loaded = resolved.config.unwrap().unwrap();
+    let names: Vec<_> = loaded.config.model_rewrites.iter().map(|of| of.name.as_str()).collect();
+    assert_eq!(names, ["of-a", "of-p"]);
+    assert_eq!(loaded.config.objectives[0].priority, -3);
+    assert_eq!(loaded.config.schedulers[0].lora_adapters, ["sql"]);
+    let notes: Vec<_> = loaded.notes.iter().map(ToString::to_string).collect();
+    assert_eq!(notes, ["InferenceModelRewrite lost: is left out: there is no pool q"]);
+}
