@@ -28,7 +28,7 @@ fn who_is_important_has_the_next_place_and_who_is_not_does_not_wait() {
     let spec = "  objectives:\n  - {name: urgent, priority: 10}\n  \
                 - {name: best-effort, priority: -1}\n  \
                 - {name: elsewhere, poolRef: {name: pool-1}, priority: -1}";
-    let mut plan = plan(&pods).spec(spec).scheduler("    saturation: {inFlight: 1, wait: 1h}");
+    let mut plan = plan(&pods).spec(spec).scheduler("    saturation: {inFlight: 1, wait: 1m}");
     plan.pools.push(("other".into(), vec![RawPod::start().address]));
     let gateway = Gateway::start(&plan);
     let (old, new) = ("x-gateway-inference-objective", "X-LLM-D-Inference-Objective");

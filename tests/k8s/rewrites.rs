@@ -77,7 +77,8 @@ impl Rig {
     /// Waits until requests for `model` are served by `target`; none is a name that nothing serves.
     fn wait_served(&self, model: &str, target: Option<&str>) {
         self.gateway.wait(&format!("{model} to be served by {target:?}"), |_| {
-            let asked = |target: &str| self.count(model, target);
+            // By a rule for this name, or for all.
+            let asked = |target: &str| self.count(model, target) + self.count("*", target);
             let before = target.map(asked);
             let response = self.ask(model);
             match target {
@@ -215,7 +216,7 @@ async fn adapters_of_config_maps_lead_to_their_base_model() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn objectives_say_who_waits() {
-    let rig = Rig::start(json!({ "saturation": { "inFlight": 1, "wait": "1h" } })).await;
+    let rig = Rig::start(json!({ "saturation": { "inFlight": 1, "wait": "1m" } })).await;
     let address = rig.gateway.address;
     let headers = ["x-gateway-inference-objective", "x-llm-d-inference-objective"];
     for (group, header) in GROUPS.into_iter().zip(headers) {
