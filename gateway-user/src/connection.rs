@@ -338,6 +338,20 @@ async fn inference(
         );
         return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
     }
+    let previous = fields.previous_response.as_deref();
+    let pin = match previous.map(|id| worker.gateway.responses.find(id, asked.owner().as_deref())) {
+        Some(Found::Others) => {
+            let refusal = Refusal::response_not_found(previous.unwrap_or_default());
+            return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
+        }
+        // Where callers are told apart it may be another's.
+        Some(Found::Nowhere) if asked.caller.is_some() => {
+            let refusal = Refusal::response_not_found(previous.unwrap_or_default());
+            return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
+        }
+        Some(Found::At(pod)) => Some(Pin { pod, is_strict: false }),
+        Some(Found::Nowhere) | None => None,
+    };
     let readable = decoded.as_deref().unwrap_or(&bytes);
     let is_json = rewrite::is_json(readable);
     let only = worker.gateway.only_pool().filter(|_| route::needs_no_model(&head.path));
@@ -345,7 +359,7 @@ async fn inference(
     let may_name = is_json && !route::needs_no_model(&head.path);
     let names_one = asked.model.is_some();
     let rewritten = match names_one || may_name {
-        true => rewritten::of(&worker.gateway, &routes, asked.model, pool),
+        true => rewritten::of(&worker.gateway, &routes, asked.model, pool, pin.map(|pin| pin.pod)),
         false => Ok(None),
     };
     let rewritten = match rewritten {
@@ -389,20 +403,6 @@ async fn inference(
         rewrite::without(&mut forward, "content-encoding");
     }
     drop(decoded);
-    let previous = fields.previous_response.as_deref();
-    let pin = match previous.map(|id| worker.gateway.responses.find(id, asked.owner().as_deref())) {
-        Some(Found::Others) => {
-            let refusal = Refusal::response_not_found(previous.unwrap_or_default());
-            return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
-        }
-        // Where callers are told apart it may be another's.
-        Some(Found::Nowhere) if asked.caller.is_some() => {
-            let refusal = Refusal::response_not_found(previous.unwrap_or_default());
-            return refuse(client, &refusal, &asked, keep_alive, false, worker).await;
-        }
-        Some(Found::At(pod)) => Some(Pin { pod, is_strict: false }),
-        Some(Found::Nowhere) | None => None,
-    };
     let (tokens, most, now) = (prompt.tokens, fields.max_tokens, Instant::now());
     let beside = &fields.adapters;
     // Who may ask for a model may have what is served in its place.

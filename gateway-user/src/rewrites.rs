@@ -84,7 +84,7 @@ impl Rewrites {
     pub fn targets_of<'a>(&'a self, pool: &'a str) -> impl Iterator<Item = &'a str> {
         let splits = self.exact.values().flatten().chain(&self.any);
         let own = splits.filter(move |split| split.pool.as_deref() == Some(pool));
-        own.flat_map(|split| split.targets.iter().map(|(_, target)| &**target))
+        own.flat_map(|split| split.targets().map(|target| &**target))
     }
 }
 
@@ -114,6 +114,11 @@ impl Split {
         let chosen = self.targets.iter().find(|(sum, _)| lot < *sum).or(self.targets.last());
         // A rule has targets, and some of them have a share.
         chosen.map_or(&self.rewrite, |(_, target)| target)
+    }
+
+    /// All that may be served, in the order of the rule.
+    pub fn targets(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.targets.iter().map(|(_, target)| target)
     }
 
     /// How the metrics name what was asked for: a name of the configuration, and not whatever a client writes.

@@ -401,6 +401,42 @@ fn a_stored_response_has_the_name_that_was_asked_for() {
 }
 
 #[test]
+fn a_conversation_that_a_pod_keeps_goes_on_there() {
+    let pods = RawPod::start_all(2);
+    let pools = [("base", 0), ("canary", 1)];
+    let pools =
+        pools.map(|(name, index): (&str, usize)| (name.into(), vec![pods[index].address])).to_vec();
+    // By lot it would go there once in a million.
+    let split = |base: u32, canary: u32| {
+        format!(
+            "  modelRewrites:\n  - {{name: split, rules: [{{matches: [{{model: {{value: llama}}}}], \
+             targets: [{{modelRewrite: base, weight: {base}}}, {{modelRewrite: canary, weight: {canary}}}]}}]}}"
+        )
+    };
+    let plan = |spec: &str| Plan { pools: pools.clone(), ..Plan::pool("", &[]) }.spec(spec);
+    let gateway = Gateway::start(&plan(&split(1, 1_000_000)));
+    let mut client = Client::connect(gateway.address);
+    let mut say = |pod: usize, previous: Option<&str>, id: &str| {
+        let mut body = json!({"model": "llama", "input": "x"});
+        if let Some(previous) = previous {
+            body["previous_response_id"] = previous.into();
+        }
+        client.post("/v1/responses", &body);
+        let made = format!("{{\"id\":\"{id}\",\"model\":\"served\"}}");
+        taken(&pods[pod..], answer(200, JSON, &made)).keep();
+        assert_eq!(client.response().text(), made.replace("served", "llama"));
+    };
+    say(1, None, "resp_1");
+    gateway.reload(&plan(&split(1_000_000, 1)));
+    say(0, None, "resp_2");
+    say(1, Some("resp_1"), "resp_3");
+    say(1, Some("resp_3"), "resp_4");
+    say(0, Some("resp_2"), "resp_5");
+    // What nobody keeps goes by lot.
+    say(0, Some("resp_unknown"), "resp_6");
+}
+
+#[test]
 fn a_change_holds_for_the_next_request() {
     let pod = Recorder::start();
     let gateway = Gateway::start(&pod.plan().spec(LLAMA));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::gateway::Gateway;
-use crate::pool::Pool;
+use crate::pool::{PodId, Pool};
 use crate::route::{Routes, Target};
 
 /// What is served instead.
@@ -19,7 +19,7 @@ pub(super) struct Rewritten {
 }
 
 /// What is served to a request that names `model`, or none, if that is something else. `exclusive`: it came by the
-/// listener of this pool.
+/// listener of this pool. `kept`: the pod that has what it goes on with.
 ///
 /// # Errors
 /// The model that is to be served leads nowhere.
@@ -28,6 +28,7 @@ pub(super) fn of(
     routes: &Routes,
     model: Option<&str>,
     exclusive: Option<&Arc<Pool>>,
+    kept: Option<PodId>,
 ) -> Result<Option<Rewritten>, Refusal> {
     let rewrites = gateway.rewrites();
     if rewrites.is_empty() {
@@ -38,8 +39,15 @@ pub(super) fn of(
     let Some(split) = rewrites.find(model, within.map(|pool| &*pool.name)) else {
         return Ok(None);
     };
-    let served = split.choose(fastrand::u64(..split.lots()));
-    let led = split.lead(served, routes, &gateway.pools());
+    let pools = gateway.pools();
+    let lead = |target: &str| split.lead(target, routes, &pools);
+    // A conversation that a pod keeps goes on where that is, if it may, and else by lot.
+    let has = |target: &Target| target.pool.pods().iter().any(|pod| Some(pod.id) == kept);
+    let by_lot = split.choose(fastrand::u64(..split.lots()));
+    let keeps = |target: &&Arc<str>| lead(target).as_ref().is_some_and(has);
+    let elsewhere = kept.filter(|_| !keeps(&by_lot)).and_then(|_| split.targets().find(keeps));
+    let served = elsewhere.unwrap_or(by_lot);
+    let led = lead(served);
     let led = match (led, exclusive) {
         // What it has no other name for is its pods' to judge.
         (Some(led), Some(pool)) if !Arc::ptr_eq(&led.pool, pool) => {
