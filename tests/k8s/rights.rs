@@ -68,7 +68,7 @@ fn asked(user: &str) -> (BTreeSet<Right>, Vec<Value>) {
     (asked, denied)
 }
 
-/// A definition of a resource that only older, or only newer, installations have; its fields are not looked at.
+/// A definition of a resource that only older installations have; its fields are not looked at.
 fn definition(group: &str, kind: &str) -> Value {
     let plural = format!("{}s", kind.to_lowercase());
     json!({
@@ -123,13 +123,8 @@ async fn grant(api: &Api) -> (Vec<Value>, String) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_charts_are_enough_and_all_are_used() {
     let (api, servers) = (Api::new().await, servers(1));
-    for (group, kind) in [
-        ("inference.networking.x-k8s.io", "InferencePool"),
-        ("llm-d.ai", "InferenceObjective"),
-        ("llm-d.ai", "InferenceModelRewrite"),
-    ] {
-        api.define(&definition(group, kind)).await;
-    }
+    let older = definition("inference.networking.x-k8s.io", "InferencePool");
+    api.define(&older).await;
     let (roles, account) = grant(&api).await;
     let granted = granted(&roles);
     let own = kubeconfig_of(&api, &account).await;
@@ -196,24 +191,16 @@ async fn the_charts_are_enough_and_all_are_used() {
         let unused: Vec<Right> = granted.difference(&asked).cloned().collect();
         // The last thing that it does, after some seconds.
         let is_renewed = api.get(&lease).await.unwrap()["spec"]["renewTime"] != first;
-        if is_renewed && unused.iter().all(is_for_later) || Instant::now() > deadline {
+        if is_renewed && unused.is_empty() || Instant::now() > deadline {
             assert!(is_renewed, "the lease is not renewed");
             break unused;
         }
         sleep(Duration::from_secs(1)).await;
     };
-    let wrong: Vec<_> = unused.iter().filter(|right| !is_for_later(right)).collect();
-    assert!(wrong.is_empty(), "granted and not used: {wrong:?}");
+    assert!(unused.is_empty(), "granted and not used: {unused:?}");
     let log = gateway.log();
     assert!(!log.contains("forbidden") && !log.contains("is not written"), "{log}");
 }
-
-/// What the gateway does not make use of yet.
-fn is_for_later((_, _, resource): &Right) -> bool {
-    LATER.contains(&resource.as_str())
-}
-
-const LATER: [&str; 2] = ["inferencemodelrewrites", "inferenceobjectives"];
 
 /// What docs/kubernetes.md shows of them is what the chart has.
 #[test]

@@ -5,7 +5,8 @@
 //! 2. [`selector`] tells which pods labels mean.
 //! 3. [`resolve`]: all objects together to one [`Config`](crate::config::Config) with its pods, and what a person should
 //!    know of each pool. Pure: no IO, no clock.
-//!    [`pickers`] are ConfigMaps that an object names.
+//!    [`pickers`] are ConfigMaps that an object names, [`extension`] and [`adapters`] what the inference extension's
+//!    objects add.
 //! 4. [`conditions`]: that again, as the object's status.
 //! 5. [`parents`], [`events`]: the same for the pools, and for people who watch.
 //! 6. [`signals`]: what the gateway does not know of its pods.
