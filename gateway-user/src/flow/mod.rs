@@ -401,11 +401,7 @@ async fn pass(
     let strips = request.strips_usage
         && answer.begun.head.event_stream
         && (!request.usage_unsaid || place.pod.keeps_usage());
-    let renames = request.rename.filter(|_| {
-        let head = &answer.begun.head;
-        (head.event_stream || head.json) && !head.encoded && !head.framing.is_done()
-    });
-    let rename = renames.map(|name| Rename::new(name, answer.begun.head.event_stream));
+    let rename = request.rename.and_then(|name| Rename::of(&answer.begun.head, name));
     drop((head, body, reserved));
     let learn = |tail: &Tail| {
         if let Some(id) = tail.id().filter(|_| is_stored) {

@@ -5,6 +5,8 @@
 //! Nothing else is, whatever texts and nested objects say. All other bytes go on as they come, split anywhere: nothing is
 //! held back but the old name, and memory does not grow.
 
+use crate::flow::head::ResponseHead;
+
 /// The state between two pieces of a body.
 #[derive(Clone, Debug)]
 pub struct Rename {
@@ -62,6 +64,12 @@ enum Name {
 }
 
 impl Rename {
+    /// Of an answer with this head to `name`, if it can tell a model's name and can be read.
+    pub fn of(head: &ResponseHead, name: &str) -> Option<Self> {
+        let is_read = (head.event_stream || head.json) && !head.encoded;
+        (is_read && !head.framing.is_done()).then(|| Self::new(name, head.event_stream))
+    }
+
     /// Of a JSON document, or of a stream of events, to `name`.
     pub fn new(name: &str, event_stream: bool) -> Self {
         Self {
@@ -246,6 +254,7 @@ mod tests {
     use serde_json::{Map, Value};
 
     use super::*;
+    use crate::flow::head;
 
     fn renamed(name: &str, event_stream: bool, pieces: &[&[u8]]) -> String {
         let (mut rename, mut out) = (Rename::new(name, event_stream), Vec::new());
@@ -306,6 +315,24 @@ mod tests {
         }
         // The name is written as JSON wants it.
         assert_eq!(at_every_split("a\"é\n", false, r#"{"model":"b"}"#), r#"{"model":"a\"é\n"}"#);
+    }
+
+    #[test]
+    fn which_answers() {
+        for (lines, expected) in [
+            ("content-type: application/json\r\ncontent-length: 9\r\n", Some(false)),
+            ("content-type: Application/Problem+JSON ; charset=utf-8\r\n", Some(false)),
+            ("content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n", Some(true)),
+            ("content-type: text/plain\r\ncontent-length: 9\r\n", None),
+            ("content-length: 9\r\n", None),
+            ("content-type: application/json\r\ncontent-length: 0\r\n", None),
+            ("content-type: application/json\r\ncontent-encoding: gzip\r\n", None),
+        ] {
+            let head = format!("HTTP/1.1 200 OK\r\n{lines}\r\n");
+            let head = head::parse(head.as_bytes(), false).unwrap().unwrap();
+            let rename = Rename::of(&head, "new").map(|rename| rename.line.is_some());
+            assert_eq!(rename, expected, "{lines}");
+        }
     }
 
     #[test]
