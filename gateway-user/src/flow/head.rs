@@ -108,7 +108,7 @@ pub fn parse(input: &[u8], to_head: bool) -> Result<Option<ResponseHead>, BadHea
         } else if is("content-type") {
             let kind = header.value.split(|byte| *byte == b';').next().unwrap_or_default();
             event_stream = starts_with_ignore_case(header.value.trim_ascii(), b"text/event-stream");
-            json = kind.to_ascii_lowercase().ends_with(b"json");
+            json = kind.trim_ascii().to_ascii_lowercase().ends_with(b"json");
         } else if is("retry-after") {
             retry_after = true;
         } else if is("content-encoding") {
