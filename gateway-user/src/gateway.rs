@@ -111,6 +111,7 @@ impl Gateway {
             })
             .collect();
         pools.store(Arc::new(all));
+        metrics.set_rewrites(config.model_rewrites.iter().map(|of| of.name.as_str()));
         let gateway = Self {
             routes: ArcSwap::default(),
             rewrites: ArcSwap::from_pointee(Rewrites::new(&config.model_rewrites)),
@@ -190,8 +191,7 @@ impl Gateway {
         self.rewrites.store(Arc::new(Rewrites::new(&config.model_rewrites)));
         self.metrics
             .retain_pools(|name| config.schedulers.iter().any(|scheduler| scheduler.name == name));
-        let is_rewrite = |name: &str| config.model_rewrites.iter().any(|of| of.name == name);
-        self.metrics.retain_rewrites(is_rewrite);
+        self.metrics.set_rewrites(config.model_rewrites.iter().map(|of| of.name.as_str()));
         self.config.store(Arc::new(config));
         self.reroute();
     }

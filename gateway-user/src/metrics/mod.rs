@@ -107,7 +107,8 @@ impl Metrics {
         self.shared.keys.write().retain(|name, _| keep(name));
     }
 
-    /// Counts a request for `model` that a rewrite has chosen `target` for; these are names of the configuration.
+    /// Counts a request for `model` that a rewrite has chosen `target` for; these are names of the configuration. A rewrite
+    /// that has left meanwhile counts nothing: its series would never go.
     pub fn rewritten(&self, rewrite: &Arc<str>, model: &str, target: &Arc<str>) {
         let known = self.shared.rewrites.read();
         let own = known.get(rewrite).and_then(|own| own.targets.get(target)?.get(model));
@@ -117,13 +118,20 @@ impl Metrics {
         }
         drop(known);
         let mut rewrites = self.shared.rewrites.write();
-        let own = rewrites.entry(Arc::clone(rewrite)).or_default();
+        let Some(own) = rewrites.get_mut(rewrite) else { return };
         own.targets.entry(Arc::clone(target)).or_default().entry(model.into()).or_default().inc();
     }
 
-    /// Forgets the rewrites that `keep` refuses, with their series.
-    pub fn retain_rewrites(&self, keep: impl Fn(&str) -> bool) {
-        self.shared.rewrites.write().retain(|rewrite, _| keep(rewrite));
+    /// Forgets all rewrites but these, with their series.
+    pub fn set_rewrites<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        let mut rewrites = self.shared.rewrites.write();
+        let mut before = std::mem::take(&mut *rewrites);
+        for name in names {
+            let (name, own) = before
+                .remove_entry(name)
+                .unwrap_or_else(|| (name.into(), RewriteMetrics::default()));
+            rewrites.insert(name, own);
+        }
     }
 
     /// The exposition.
