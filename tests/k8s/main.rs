@@ -8,6 +8,7 @@ mod chart;
 mod churn;
 mod definition;
 mod identity;
+mod kept;
 mod many;
 mod outage;
 mod pickers;

@@ -87,7 +87,7 @@ fn definition(group: &str, kind: &str) -> Value {
 }
 
 /// A KUBECONFIG of this account.
-async fn kubeconfig_of(api: &Api, account: &str) -> PathBuf {
+pub(crate) async fn kubeconfig_of(api: &Api, account: &str) -> PathBuf {
     let token =
         json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });
     let account = format!("/api/v1/namespaces/{}/serviceaccounts/{account}", api.namespace);
@@ -96,7 +96,7 @@ async fn kubeconfig_of(api: &Api, account: &str) -> PathBuf {
     let text = fs::read_to_string(kubeconfig()).unwrap();
     let (before, rest) = text.split_once("token: ").unwrap();
     let (_, after) = rest.split_once('}').unwrap();
-    let own = kubeconfig().with_file_name("kubeconfig-rights");
+    let own = kubeconfig().with_file_name(format!("kubeconfig-{}", api.namespace));
     fs::write(&own, format!("{before}token: {token}}}{after}")).unwrap();
     own
 }

@@ -1,9 +1,9 @@
 //! Keeps up with the objects of one kind: lists them, then hears of every change.
 //!
 //! A watch begins where the list or the watch before it ended, so that nothing is missed and nothing is listed twice. It
-//! is listed anew only when the API server no longer knows that place (410), or when other labels are asked for. The API
-//! server ends each watch after about a minute and bookmarks say how far it got: whoever hears nothing for longer has
-//! lost it, and is not told so by a connection that is dead without a word.
+//! is listed anew only when the API server no longer knows that place (410) or refuses again and again to begin there, or
+//! when other labels are asked for. The API server ends each watch after about a minute and bookmarks say how far it got:
+//! whoever hears nothing for longer has lost it, and is not told so by a connection that is dead without a word.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::TryStreamExt as _;
 use kube::Client;
 use kube::core::Request;
+use kube::core::Status;
 use kube::core::WatchEvent;
 use kube::core::params::{ListParams, WatchParams};
 use serde::Deserialize;
@@ -67,37 +68,76 @@ enum Over {
 }
 
 /// Calls `take` for all that becomes of these objects. Never ends.
+///
+/// What was listed once stays known while the API server refuses to tell more, until it tells otherwise.
 pub(super) async fn follow<T: Object>(client: Client, mut kind: Kind, take: impl Fn(Change<T>)) {
-    let mut failures = 0;
-    loop {
-        let Some(labels) = kind.labels.borrow_and_update().clone() else {
-            if kind.labels.changed().await.is_err() {
-                return; // nobody is interested any more
-            }
+    let (failures, is_known) = (Cell::new(0), Cell::new(false));
+    // It is an error as soon as nobody is interested any more.
+    while kind.labels.has_changed().is_ok() {
+        if kind.labels.borrow_and_update().is_none() {
+            let _ = kind.labels.changed().await;
             kind.heard.set(Instant::now());
             continue;
+        }
+        let mut listed = list_until(&client, &kind, &failures, &is_known, &take).await;
+        while let Some((labels, version)) = listed {
+            let others = async {
+                let mut asked = kind.labels.clone();
+                let _ = asked.wait_for(|asked| asked.as_ref() != Some(&labels)).await;
+                list_until(&client, &kind, &failures, &is_known, &take).await
+            };
+            listed = tokio::select! {
+                () = watch(&client, &kind, &labels, version, &failures, &take) => None,
+                // Those of before are watched until these have been listed.
+                others = others => others,
+            };
+        }
+    }
+}
+
+/// Lists those that are asked for until that has succeeded: by which labels, and where a watch can begin. `None` when
+/// none are asked for any more.
+async fn list_until<T: Object>(
+    client: &Client,
+    kind: &Kind,
+    failures: &Cell<u32>,
+    is_known: &Cell<bool>,
+    take: &impl Fn(Change<T>),
+) -> Option<(String, String)> {
+    let mut asked = kind.labels.clone();
+    loop {
+        let labels = asked.borrow_and_update().clone()?;
+        let listed = tokio::select! {
+            listed = list::<T>(client, kind, &labels) => listed,
+            changed = asked.changed() => {
+                changed.ok()?;
+                continue;
+            }
         };
-        match list::<T>(&client, &kind, &labels).await {
+        let wait = match listed {
             Ok((objects, version)) => {
                 debug!("{}: {} listed", kind.name, objects.len());
+                is_known.set(true);
                 take(Change::All(objects, labels.clone()));
-                watch(&client, &kind, &labels, version, &mut failures, &take).await;
+                return Some((labels, version));
             }
             // Not known here, or none of the gateway's business: as good as none, and looked for again.
-            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => {
+            Err(kube::Error::Api(status)) if is_refused(&status) && !is_known.get() => {
                 kind.heard.set(Instant::now());
-                if failures == 0 {
+                if failures.get() == 0 {
                     info!("{}: {}; taken for none", kind.name, status.message);
                 }
-                failures = failures.saturating_add(1);
+                failures.set(failures.get().saturating_add(1));
                 take(Change::All(Vec::new(), labels));
-                sleep(MISSING.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+                MISSING.mul_f64(0.5 + fastrand::f64() / 2.0)
             }
             Err(error) => {
-                told(&kind, failures, &error);
-                pause(&mut failures).await;
+                told(kind, failures.get(), &error);
+                pause(failures)
             }
-        }
+        };
+        // Others that are asked for meanwhile may be told.
+        let _ = timeout(wait, asked.changed()).await;
     }
 }
 
@@ -136,32 +176,32 @@ async fn watch<T: Object>(
     kind: &Kind,
     labels: &str,
     mut version: String,
-    failures: &mut u32,
+    failures: &Cell<u32>,
     take: &impl Fn(Change<T>),
 ) {
+    let mut answers: u32 = 0;
     loop {
         let begun = version.clone();
         let mut place = version.clone();
-        let mut asked = kind.labels.clone();
-        let watched = tokio::select! {
-            watched = watch_once(client, kind, labels, &begun, &mut place, take) => watched,
-            // Others are asked for.
-            _ = asked.changed() => return,
-        };
-        match watched {
+        match watch_once(client, kind, labels, &begun, &mut place, take).await {
             Ok(Over::Next(next)) => {
-                *failures = 0;
-                version = next;
+                (answers, version) = (0, next);
+                failures.set(0);
             }
             Ok(Over::Relist) => return,
             Err(error) => {
                 if place != begun {
-                    *failures = 0;
+                    answers = 0;
+                    failures.set(0);
                 }
-                told(kind, *failures, &error);
+                told(kind, failures.get(), &error);
                 // What came before the failure is known.
                 version = place;
-                pause(failures).await;
+                answers = answers.saturating_add(u32::from(is_answer(&error)));
+                sleep(pause(failures)).await;
+                if answers >= MAX_ANSWERS {
+                    return;
+                }
             }
         }
     }
@@ -220,11 +260,30 @@ fn is_forgotten(code: u16) -> bool {
     code == 410
 }
 
+/// Whether the API server does not know the kind, or does not tell who asks.
+fn is_refused(status: &Status) -> bool {
+    matches!(status.code, 403 | 404)
+}
+
+/// Whether the API server itself says that it cannot be watched so. One that cannot be reached, or that is overloaded,
+/// would be asked for everything by all gateways at once.
+fn is_answer(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => !matches!(status.code, 429 | 502 | 503),
+        kube::Error::SerdeError(_) => true,
+        _ => false,
+    }
+}
+
 fn silence() -> kube::Error {
     kube::Error::Service("no answer in time".into())
 }
 
 fn told(kind: &Kind, failures: u32, error: &kube::Error) {
+    // No news, but the API server is there.
+    if matches!(error, kube::Error::Api(status) if is_refused(status)) {
+        kind.heard.set(Instant::now());
+    }
     // Once for each outage; the metrics say how long it lasts.
     if failures == 0 {
         warn!("{}: {error}; what is known so far stays in force", kind.name);
@@ -233,11 +292,12 @@ fn told(kind: &Kind, failures: u32, error: &kube::Error) {
     }
 }
 
-/// Waits longer from failure to failure, and never as long as another gateway.
-async fn pause(failures: &mut u32) {
-    let longest = FIRST_PAUSE.saturating_mul(1 << (*failures).min(16)).min(LAST_PAUSE);
-    *failures = failures.saturating_add(1);
-    sleep(longest.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+/// How long to wait: longer from failure to failure, and never as long as another gateway.
+fn pause(failures: &Cell<u32>) -> Duration {
+    let before = failures.get();
+    failures.set(before.saturating_add(1));
+    let longest = FIRST_PAUSE.saturating_mul(1 << before.min(16)).min(LAST_PAUSE);
+    longest.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
 #[derive(Debug, Deserialize)]
@@ -311,5 +371,10 @@ const GRACE: Duration = Duration::from_secs(15);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Between attempts, at most.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// Answers of the API server that it cannot be watched from that place, one after another, until it is listed anew.
+const MAX_ANSWERS: u32 = 8;
 /// A kind that is not there, as most clusters lack some, is looked for again after this at most.
 const MISSING: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests;
