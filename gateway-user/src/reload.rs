@@ -74,12 +74,19 @@ impl Reloader {
         // What the specification in force came to, while the object's is another.
         let mut kept: Option<Config> = None;
         loop {
-            // Without an object or a pool there is nothing to serve; listeners and all else stay as they were.
-            let found = resolved.config.clone().unwrap_or_else(|| {
-                let mut config = (**self.gateway.config()).clone();
-                config.schedulers.clear();
-                Ok(Loaded { config, notes: Vec::new(), meanings: Vec::new() })
-            });
+            let found = match resolved.config.clone() {
+                Some(Ok(loaded)) if resolved.object.is_none() => {
+                    let config = beside(&self.gateway.config(), loaded.config);
+                    Ok(Loaded { config, ..loaded })
+                }
+                Some(found) => found,
+                // Without an object or a pool there is nothing to serve; listeners and all else stay as they were.
+                None => {
+                    let mut config = (**self.gateway.config()).clone();
+                    config.schedulers.clear();
+                    Ok(Loaded { config, notes: Vec::new(), meanings: Vec::new() })
+                }
+            };
             // Pods come and go, and nobody has changed the configuration.
             let is_pods = match (&taken, &found) {
                 (Some(Ok(before)), Ok(now)) => podless(before) == podless(now),
@@ -101,7 +108,13 @@ impl Reloader {
             cluster.taken(self.holds());
             let in_force = cluster.in_force().filter(|_| !self.holds());
             let config = match &in_force {
-                Some(Resolved { config: Some(Ok(loaded)), .. }) => Some(loaded.config.clone()),
+                Some(Resolved { config: Some(Ok(loaded)), .. }) => {
+                    let config = loaded.config.clone();
+                    Some(match cluster.is_of_object() {
+                        true => config,
+                        false => beside(&self.gateway.config(), config),
+                    })
+                }
                 _ => None,
             };
             // The pods of what is served come and go all the same.
@@ -192,6 +205,28 @@ impl Reloader {
         };
         self.gateway.counted.config_read(outcome, trouble.is_some() || !waiting.is_empty());
         self.gateway.set_configured(Configured { waiting, trouble });
+    }
+}
+
+/// The pools of `pools`, which are of no object, with all else as it was: that an object is deleted must not open to
+/// everyone what it had closed.
+fn beside(before: &Config, pools: Config) -> Config {
+    let before = before.clone();
+    Config {
+        name: before.name,
+        listeners: before.listeners,
+        admin: before.admin,
+        tls: before.tls,
+        kernel: before.kernel,
+        limits: before.limits,
+        profiles: before.profiles,
+        exchange: before.exchange,
+        auth: before.auth,
+        workers: before.workers,
+        access_log: before.access_log,
+        include_usage: before.include_usage,
+        explain_header: before.explain_header,
+        ..pools
     }
 }
 
@@ -349,6 +384,17 @@ mod tests {
             };
             assert_eq!(new, rest, "{spec}");
         }
+    }
+
+    #[test]
+    fn pools_without_an_object_change_nothing_else() {
+        let spec = "  auth: {apiKeys: {file: /keys}}\n  limits: {drainTimeout: 1s}\n  accessLog: true\n  \
+                    listeners: [{name: other}]\n  workers: 3";
+        let before = config(spec, POOL);
+        let pools = config("", &POOL.replace("name: a", "name: b"));
+        let found = beside(&before, pools.clone());
+        assert_eq!(found.schedulers, pools.schedulers);
+        assert_eq!(Config { schedulers: before.schedulers.clone(), ..found }, before);
     }
 
     #[test]

@@ -210,6 +210,12 @@ impl Cluster {
         }
     }
 
+    /// Whether the specification in force is an object's; pools by themselves say nothing of listeners and the like.
+    #[must_use]
+    pub fn is_of_object(&self) -> bool {
+        self.in_force.spec.as_ref().is_some_and(|wanted| wanted.spec != json!({}))
+    }
+
     /// What the specification comes to that is in force, where the object's is not; none as long as its pods are not
     /// known.
     #[must_use]
