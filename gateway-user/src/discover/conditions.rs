@@ -139,7 +139,10 @@ fn verdicts(resolved: &Resolved, applied: &Result<(), Unapplied>, lacks: &[Lack]
         .map(|(name, why)| format!("InferencePool {name} is left out: {why}"))
         .collect();
     let resolved_refs = match (selectorless.is_empty(), left_out.is_empty()) {
-        (false, _) => verdict("ResolvedRefs", false, "NoSelector", selectorless.join("\n")),
+        (false, _) => {
+            let all = [selectorless.as_slice(), left_out.as_slice()].concat();
+            verdict("ResolvedRefs", false, "NoSelector", all.join("\n"))
+        }
         (true, false) => verdict("ResolvedRefs", false, "PoolLeftOut", left_out.join("\n")),
         (true, true) => verdict("ResolvedRefs", true, "ResolvedRefs", String::new()),
     };
@@ -387,6 +390,21 @@ mod tests {
             assert_eq!((status.pods.as_str(), status.pools), (pods, 1), "{what}");
             assert_eq!(status.observed_generation, Some(3));
         }
+    }
+
+    #[test]
+    fn what_is_left_out_is_told_besides() {
+        let bare = json!({ "schedulers": [{ "name": "a", "modelName": "m" }] });
+        let mut resolved = resolved(bare, true);
+        resolved.left_out.push(("b".into(), "its model m is another pool's".into()));
+        let status = status(&report(resolved, Ok(())), &Status::default(), "now");
+        let said = status.conditions.iter().find(|c| c.kind == "ResolvedRefs").unwrap();
+        assert_eq!(said.reason, "NoSelector");
+        assert_eq!(
+            said.message,
+            "a: has no modelSelector and no pods, and no InferencePool has its name\n\
+             InferencePool b is left out: its model m is another pool's"
+        );
     }
 
     #[test]
