@@ -17,7 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use self::compare::free_name;
 use self::upstream::retry_budget;
-use super::document::{self, InferenceGatewayConfig, Mode};
+use super::document::{self, InferenceGatewayConfig, LabelSelector, Mode};
 use super::error::{Error, Errors, Note, Path, quoted};
 use super::shape::Shape;
 use super::tree::Node;
@@ -345,6 +345,10 @@ impl Builder<'_> {
                 }
             }
             self.check_weights(&scheduler, &path);
+            let fault = scheduler.model_selector.as_ref().and_then(LabelSelector::fault);
+            if let Some(text) = fault {
+                self.fail(&path.field("modelSelector"), &[], text);
+            }
             let (mut profile, mut policy) = self.policy(&scheduler, profiles, &path);
             let mut saturation = Saturation {
                 queue_depth: scheduler.saturation.queue_depth,

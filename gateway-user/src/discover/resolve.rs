@@ -148,7 +148,7 @@ pub fn resolve(snapshot: &Snapshot, asked: &Asked) -> Resolved {
 /// As [`resolve`], with another specification than the object's, such as an earlier one, and what it names.
 #[must_use]
 pub fn resolve_as(
-    mut spec: Value,
+    spec: Value,
     pickers: &BTreeMap<String, PickerMap>,
     snapshot: &Snapshot,
     asked: &Asked,
@@ -158,11 +158,14 @@ pub fn resolve_as(
     let written = Sources::deserialize(&spec).unwrap_or_default().schedulers;
     let mut sources: Vec<Source> =
         written.iter().map(|scheduler| Source::of(scheduler, snapshot)).collect();
-    let (mut added, mut left_out) = (Vec::new(), Vec::new());
+    let (mut added, mut left_out): (Vec<(Value, Source)>, Vec<_>) = (Vec::new(), Vec::new());
     // An object that was asked for and is not there yet: pools alone would be less than what is wanted.
     if asked.name.is_none() || object.is_some() {
         let mut taken: HashSet<String> = written.iter().flat_map(Written::models).collect();
-        for (name, pool) in pools(snapshot) {
+        // What an older pool has, no newer one takes away.
+        let mut pools: Vec<_> = pools(snapshot).into_iter().collect();
+        pools.sort_by_key(|(name, pool)| (&pool.metadata.creation_timestamp, *name));
+        for (name, pool) in pools {
             if sources.iter().any(|source| source.name == *name) {
                 continue;
             }
@@ -173,11 +176,12 @@ pub fn resolve_as(
             if let Err(errors) = config::parse_object(name, &alone) {
                 let text = errors.list.first().map(|error| error.text.clone());
                 left_out.push((name.clone(), text.unwrap_or_default()));
+            } else if let Some(fault) = pool.spec.selector().fault() {
+                left_out.push((name.clone(), format!("its selector: {fault}")));
             } else if !taken.insert(model.clone()) {
                 left_out.push((name.clone(), format!("its model {model} is another pool's")));
             } else {
-                sources.push(Source::of_pool(name, pool));
-                added.push(scheduler);
+                added.push((scheduler, Source::of_pool(name, pool)));
             }
         }
     }
@@ -185,14 +189,9 @@ pub fn resolve_as(
         let (reported, pools) = (Value::Null, Vec::new());
         return Resolved { object: None, reported, config: None, pools, left_out };
     }
-    if let Some(map) = spec.as_object_mut()
-        && !added.is_empty()
-        && let Value::Array(list) = map.entry("schedulers").or_insert_with(|| json!([]))
-    {
-        list.extend(added);
-    }
     let name = object.map_or("sluice", |object| object.metadata.name.as_str());
-    let mut config = config::parse_object_with(name, &spec, pickers);
+    let (mut config, added) = together(name, &spec, pickers, added, &mut left_out);
+    sources.extend(added.into_iter().map(|(_, source)| source));
     if let Ok(loaded) = &mut config {
         add_adapters(&snapshot.adapters, loaded);
         add_rewrites(&snapshot.legacy_rewrites, &snapshot.rewrites, loaded);
@@ -215,6 +214,54 @@ pub fn resolve_as(
     }
 }
 
+/// The object's configuration and the pools' schedulers, but for those that it would be wrong with.
+fn together(
+    name: &str,
+    spec: &Value,
+    pickers: &BTreeMap<String, PickerMap>,
+    added: Vec<(Value, Source)>,
+    left_out: &mut Vec<(String, String)>,
+) -> (Result<Loaded, Errors>, Vec<(Value, Source)>) {
+    let written = spec.get("schedulers").and_then(Value::as_array).map_or(0, Vec::len);
+    let parse = |added: &[(Value, Source)]| {
+        let mut spec = spec.clone();
+        if let Some(map) = spec.as_object_mut()
+            && !added.is_empty()
+            && let Value::Array(list) = map.entry("schedulers").or_insert_with(|| json!([]))
+        {
+            list.extend(added.iter().map(|(scheduler, _)| scheduler.clone()));
+        }
+        config::parse_object_with(name, &spec, pickers)
+    };
+    let all = parse(&added);
+    if all.is_ok() || added.is_empty() {
+        return (all, added);
+    }
+    let mut config = parse(&[]);
+    let is_empty = spec.as_object().is_some_and(serde_json::Map::is_empty);
+    if config.is_err() && !is_empty {
+        return (all, added);
+    }
+    let mut kept = Vec::new();
+    for one in added {
+        let name = one.1.name.clone();
+        if written.saturating_add(kept.len()) >= MAX_POOLS {
+            left_out.push((name, format!("a gateway has at most {MAX_POOLS} pools")));
+            continue;
+        }
+        kept.push(one);
+        match parse(&kept) {
+            Ok(loaded) => config = Ok(loaded),
+            Err(errors) => {
+                kept.pop();
+                let text = errors.list.first().map(|error| error.text.clone());
+                left_out.push((name, text.unwrap_or_default()));
+            }
+        }
+    }
+    (config, kept)
+}
+
 /// The specification of the object that is asked for, if it is there.
 #[must_use]
 pub fn specification<'a>(snapshot: &'a Snapshot, asked: &Asked) -> Option<&'a Value> {
@@ -234,7 +281,8 @@ pub fn selectors<'a>(
         .map(|scheduler| scheduler.model_selector)
         .chain(of_pools)
         .flatten()
-        .filter(|selector| !selector.is_empty())
+        // By one that is wrong, the API server would tell of no pods at all.
+        .filter(|selector| !selector.is_empty() && selector.fault().is_none())
         .collect()
 }
 
@@ -324,5 +372,7 @@ impl Source {
 
 /// The annotation of an `InferencePool` by which clients name its model; by the pool's name without it.
 const MODEL: &str = "gateway.sluice.dev/model-name";
+/// Pools of one gateway, as many as a file may have.
+const MAX_POOLS: usize = 100;
 /// Pods of one pool, as many as a file may list.
 const MAX_PODS: usize = 4096;

@@ -20,6 +20,33 @@ impl LabelSelector {
             && self.match_expressions.iter().all(|asked| holds(asked, labels))
     }
 
+    /// What no label can be, or no API server takes, of what it asks for.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        let wrong_key = |key: &str| format!("{key:.80?} is not the name of a label");
+        let wrong_value = |value: &str| format!("{value:.80?} is not the value of a label");
+        for (key, value) in &self.match_labels {
+            if !is_key(key) {
+                return Some(wrong_key(key));
+            }
+            if !is_value(value) {
+                return Some(wrong_value(value));
+            }
+        }
+        for Requirement { key, operator, values } in &self.match_expressions {
+            if !is_key(key) {
+                return Some(wrong_key(key));
+            }
+            if let Some(value) = values.iter().find(|value| !is_value(value)) {
+                return Some(wrong_value(value));
+            }
+            if matches!(operator, Operator::In | Operator::NotIn) == values.is_empty() {
+                return Some("values are for In and NotIn, which need some".into());
+            }
+        }
+        None
+    }
+
     /// As a query of the API server, and as people write it: `app=vllm,tier in (a,b)`.
     #[must_use]
     pub fn query(&self) -> String {
@@ -36,6 +63,31 @@ impl LabelSelector {
         }));
         parts.join(",")
     }
+}
+
+/// Whether a label can have this name: of 63 characters, and before a `/` a domain's name if there is one.
+fn is_key(key: &str) -> bool {
+    let (domain, name) = match key.split_once('/') {
+        Some((domain, name)) => (Some(domain), name),
+        None => (None, key),
+    };
+    let is_part =
+        |part: &str| is_word(part, "-") && !part.contains(|c: char| c.is_ascii_uppercase());
+    let is_domain = |domain: &str| domain.len() <= 253 && domain.split('.').all(is_part);
+    domain.is_none_or(is_domain) && name.len() <= 63 && is_word(name, "-_.")
+}
+
+/// Whether a label can have this value.
+fn is_value(value: &str) -> bool {
+    value.is_empty() || value.len() <= 63 && is_word(value, "-_.")
+}
+
+/// Letters and digits, and between them `others` as well.
+fn is_word(text: &str, others: &str) -> bool {
+    let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    is_end(text.chars().next())
+        && is_end(text.chars().next_back())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || others.contains(c))
 }
 
 fn holds(asked: &Requirement, labels: &BTreeMap<String, String>) -> bool {
@@ -130,6 +182,45 @@ mod tests {
         ] {
             let found = [&none, &a, &b].map(|labels| selector(asked.clone()).matches(labels));
             assert_eq!(found, expected, "{asked}");
+        }
+    }
+
+    #[test]
+    fn what_can_be_no_label() {
+        let long = "x".repeat(64);
+        let key = |key: &str| json!({ "matchLabels": { key: "a" } });
+        let value = |value: &str| json!({ "matchLabels": { "app": value } });
+        let asks = |key: &str, operator: &str, values: &[&str]| json!({ "matchExpressions": [{ "key": key, "operator": operator, "values": values }] });
+        for (asked, is_right) in [
+            (json!({}), true),
+            (key("app"), true),
+            (key("app.kubernetes.io/name"), true),
+            (key("A-b_c.9"), true),
+            (key(""), false),
+            (key("a b"), false),
+            (key("-a"), false),
+            (key("a/b/c"), false),
+            (key("/a"), false),
+            (key("a/"), false),
+            (key("Up.io/a"), false),
+            (key("a..b/a"), false),
+            (key(&long), false),
+            (key(&long[1..]), true),
+            (key("ä"), false),
+            (value(""), true),
+            (value("v1.2_x-Y"), true),
+            (value("a b"), false),
+            (value("a,app=b"), false),
+            (value("a."), false),
+            (value(&long), false),
+            (asks("tier", "In", &["a", "b"]), true),
+            (asks("tier", "In", &["a", "b)"]), false),
+            (asks("tier", "In", &[]), false),
+            (asks("ti er", "In", &["a"]), false),
+            (asks("tier", "Exists", &[]), true),
+            (asks("tier", "DoesNotExist", &["a"]), false),
+        ] {
+            assert_eq!(selector(asked.clone()).fault().is_none(), is_right, "{asked}");
         }
     }
 

@@ -277,6 +277,86 @@ fn a_pool_that_is_wrong_is_left_out_alone() {
 }
 
 #[test]
+fn pools_do_not_make_an_object_wrong() {
+    let of = |name: &str| {
+        pool(
+            name,
+            json!({ "selector": { "matchLabels": { "app": name } }, "targetPorts": [{ "number": 8000 }] }),
+        )
+    };
+    // More than a gateway may have.
+    let spec = |count: usize| {
+        let scheduler = |n: usize| json!({ "name": format!("a{n}"), "modelName": format!("m{n}"), "pods": [{ "address": "10.0.0.1" }] });
+        json!({ "schedulers": (0..count).map(scheduler).collect::<Vec<_>>() })
+    };
+    for (written, pools, expected) in [(98, 2, 100), (98, 4, 100), (100, 2, 100), (0, 101, 100)] {
+        let mut snapshot = snapshot((written > 0).then(|| spec(written)), &[]);
+        snapshot.pools.extend((0..pools).map(|n| of(&format!("b{n:03}"))));
+        let resolved = resolve(&snapshot, &here());
+        let served = resolved.config.unwrap().unwrap().config.schedulers;
+        assert_eq!(
+            (served.len(), resolved.pools.len()),
+            (expected, expected),
+            "{written}, {pools}"
+        );
+        assert_eq!(resolved.left_out.len(), written + pools - expected, "{written}, {pools}");
+        let last = served.last().unwrap();
+        assert_eq!(last.name, resolved.pools.last().unwrap().name);
+        for (name, why) in resolved.left_out {
+            assert_eq!(why, "a gateway has at most 100 pools", "{name}");
+        }
+    }
+
+    // The only listener serves another pool alone.
+    let direct = json!({
+        "listeners": [{ "name": "one", "port": 8001 }],
+        "schedulers": [{ "name": "a", "modelName": "a", "mode": "connection", "listener": "one",
+                         "modelSelector": { "matchLabels": { "app": "a" } } }],
+    });
+    let mut snapshot = snapshot(Some(direct), &[]);
+    snapshot.pools.extend([of("b")]);
+    let resolved = resolve(&snapshot, &here());
+    assert_eq!(resolved.config.unwrap().unwrap().config.schedulers.len(), 1);
+    let text = "cannot be reached: every listener serves another pool alone";
+    assert_eq!(resolved.left_out, [("b".to_owned(), text.to_owned())]);
+}
+
+#[test]
+fn a_newer_pool_takes_nothing_from_an_older_one() {
+    let spec = json!({ "selector": { "matchLabels": { "app": "x" } }, "targetPorts": [{ "number": 8000 }] });
+    let mut snapshot = snapshot(None, &[]);
+    for (name, day) in [("a", 3), ("b", 1), ("c", 2)] {
+        let (_, mut pool) = pool(name, spec.clone());
+        pool.metadata.annotations = BTreeMap::from([(MODEL.to_owned(), "model".to_owned())]);
+        pool.metadata.creation_timestamp = format!("2026-01-0{day}T00:00:00Z");
+        snapshot.pools.insert(name.to_owned(), pool);
+    }
+    let resolved = resolve(&snapshot, &here());
+    let served: Vec<_> = resolved.pools.iter().map(|pool| pool.name.as_str()).collect();
+    let left_out: Vec<_> = resolved.left_out.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!((served, left_out), (vec!["b"], vec!["c", "a"]));
+}
+
+#[test]
+fn what_can_be_no_label_is_not_asked_for() {
+    let wrong = json!({ "selector": { "matchLabels": { "app": "a b" } }, "targetPorts": [{ "number": 8000 }] });
+    let mut snapshot = snapshot(Some(app("x")), &[]);
+    snapshot.pools.extend([pool("b", wrong)]);
+    let resolved = resolve(&snapshot, &here());
+    assert_eq!(resolved.config.unwrap().unwrap().config.schedulers.len(), 1);
+    let text = "its selector: \"a b\" is not the value of a label";
+    assert_eq!(resolved.left_out, [("b".to_owned(), text.to_owned())]);
+    let queries: Vec<_> =
+        selectors(&[app("x"), app("x y")], &snapshot).iter().map(LabelSelector::query).collect();
+    assert_eq!(queries, ["app=x"]);
+
+    snapshot.configs.get_mut("edge").unwrap().spec = app("x y");
+    let errors = resolve(&snapshot, &here()).config.unwrap().unwrap_err();
+    let said: Vec<_> = errors.list.iter().map(ToString::to_string).collect();
+    assert_eq!(said, ["spec.schedulers[0].modelSelector: \"x y\" is not the value of a label"]);
+}
+
+#[test]
 fn an_object_that_is_wrong_says_all_of_it() {
     let mut spec = app("x");
     spec["listeners"] = json!([{ "port": 70000 }]);
