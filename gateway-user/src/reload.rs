@@ -98,7 +98,7 @@ impl Reloader {
                 (None, Ok(now)) if now.config == **self.gateway.config() => {}
                 (Some(_), Ok(now)) if self.holds() && is_pods => {
                     match apply(&self.gateway, now.config.clone()).await {
-                        Ok(_) => self.watchers.settle(),
+                        Ok(waiting) => self.settle(waiting),
                         Err(_) => self.take(&name, found.clone(), true).await,
                     }
                 }
@@ -170,6 +170,16 @@ impl Reloader {
     /// Whether what was read last is in force.
     fn holds(&self) -> bool {
         self.gateway.configured().trouble.is_none()
+    }
+
+    /// Nobody has written anything else, but pods of a pool may have to wait for a takeover, or not any more.
+    fn settle(&self, waiting: Vec<&'static str>) {
+        self.watchers.settle();
+        let before = self.gateway.configured();
+        if before.waiting != waiting {
+            self.gateway.counted.config_pending(before.trouble.is_some() || !waiting.is_empty());
+            self.gateway.set_configured(Configured { waiting, trouble: before.trouble.clone() });
+        }
     }
 
     /// `is_news`: it has not been tried before, or somebody wants to know.

@@ -105,6 +105,11 @@ impl GatewayMetrics {
     /// Counts what came of reading the configuration anew, and whether some of it is not in force now.
     pub fn config_read(&self, result: Reload, is_pending: bool) {
         count(self.config_reloads.get(result));
+        self.config_pending(is_pending);
+    }
+
+    /// Says whether something of the configuration is not in force.
+    pub fn config_pending(&self, is_pending: bool) {
         self.config_pending.set(is_pending.into());
     }
 
