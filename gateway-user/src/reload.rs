@@ -97,9 +97,8 @@ impl Reloader {
                 // What the daemon has begun with.
                 (None, Ok(now)) if now.config == **self.gateway.config() => {}
                 (Some(_), Ok(now)) if self.holds() && is_pods => {
-                    match apply(&self.gateway, now.config.clone()).await {
-                        Ok(waiting) => self.settle(waiting),
-                        Err(_) => self.take(&name, found.clone(), true).await,
+                    if self.take_pods(now.config.clone()).await.is_err() {
+                        self.take(&name, found.clone(), true).await;
                     }
                 }
                 _ => self.take(&name, found.clone(), !is_pods).await,
@@ -172,14 +171,16 @@ impl Reloader {
         self.gateway.configured().trouble.is_none()
     }
 
-    /// Nobody has written anything else, but pods of a pool may have to wait for a takeover, or not any more.
-    fn settle(&self, waiting: Vec<&'static str>) {
+    /// Nobody has written anything, but other pods may have to wait for a takeover, or no longer.
+    async fn take_pods(&self, config: Config) -> Result<(), Unusable> {
+        let waiting = apply(&self.gateway, config).await?;
         self.watchers.settle();
         let before = self.gateway.configured();
         if before.waiting != waiting {
             self.gateway.counted.config_pending(before.trouble.is_some() || !waiting.is_empty());
             self.gateway.set_configured(Configured { waiting, trouble: before.trouble.clone() });
         }
+        Ok(())
     }
 
     /// `is_news`: it has not been tried before, or somebody wants to know.
@@ -353,7 +354,10 @@ const RETRY_LOOKS: u32 = 3;
 
 #[cfg(test)]
 mod tests {
+    use tokio::task::LocalSet;
+
     use super::*;
+    use crate::flow::path::Paths;
 
     fn config(spec: &str, schedulers: &str) -> Config {
         let text = format!(
@@ -435,5 +439,30 @@ mod tests {
             let kept = new.schedulers.iter().find(|scheduler| scheduler.name == "d").unwrap();
             assert_eq!(kept.pods[0].address.port(), 2, "{schedulers}");
         }
+    }
+    #[tokio::test]
+    async fn pods_that_wait_for_a_takeover_are_told() {
+        let direct = |port: u16| {
+            let listeners = "  listeners: [{name: one, port: 8001}, {name: two, port: 8002}]";
+            let pool = format!(
+                "  - {{name: d, modelName: d, mode: connection, listener: one, \
+                 pods: ['127.0.0.1:{port}']}}\n"
+            );
+            config(listeners, &pool)
+        };
+        let paths = Paths { flows: None, local: None, splice: None };
+        let gateway = Arc::new(Gateway::new(direct(2), paths, 1, None));
+        let watchers = Watchers::new(&gateway, &Rc::default());
+        let reloader = Reloader::new(&gateway, watchers);
+        LocalSet::new()
+            .run_until(async {
+                for (port, waits) in [(2, false), (3, true), (4, true), (2, false)] {
+                    reloader.take_pods(direct(port)).await.unwrap();
+                    let part = || Unapplied::NeedsTakeover("a scheduler of mode connection".into());
+                    let expected = if waits { Err(part()) } else { Ok(()) };
+                    assert_eq!(applied(&gateway.configured()), expected, "{port}");
+                }
+            })
+            .await;
     }
 }
