@@ -61,7 +61,10 @@ pub(super) fn parents(
         && list.len() < MAX_PARENTS
     {
         let old = before.iter().find(|entry| own(entry, namespace) == Some(&object.name));
-        list.push(entry(pool, object, standing, old, now));
+        let new = entry(pool, object, standing, old, now);
+        // What the resource definition has no place for does not come back, and is no change.
+        let pruned = old.filter(|old| **old == without_controller(&new)).cloned();
+        list.push(pruned.unwrap_or(new));
     }
     let is_same = list.len() == before.len() && list.iter().all(|entry| before.contains(entry));
     (!is_same).then_some(list)
@@ -70,11 +73,20 @@ pub(super) fn parents(
 /// The name of the object that an entry of ours is for.
 fn own<'a>(entry: &'a Value, namespace: &str) -> Option<&'a str> {
     let parent = entry.get("parentRef")?;
-    let is_own = entry.get("controllerName")? == CONTROLLER
+    // Older resource definitions have no place for the controller's name; the group and kind are nobody else's.
+    let is_own = entry.get("controllerName").is_none_or(|of| of == CONTROLLER)
         && parent.get("group")? == GROUP
         && parent.get("kind")? == KIND
         && parent.get("namespace").is_none_or(|of| of == namespace);
     parent.get("name")?.as_str().filter(|_| is_own)
+}
+
+fn without_controller(entry: &Value) -> Value {
+    let mut entry = entry.clone();
+    if let Some(fields) = entry.as_object_mut() {
+        fields.remove("controllerName");
+    }
+    entry
 }
 
 fn entry(
@@ -244,5 +256,22 @@ mod tests {
             .unwrap();
         assert_eq!((time(&later, 0).as_str(), time(&later, 1).as_str()), ("later", "first"));
         assert_eq!(later[0]["conditions"][0]["observedGeneration"], 2);
+    }
+
+    #[test]
+    fn a_definition_without_the_controllers_name_keeps_one_entry() {
+        let edge = object("edge");
+        let first = parents(&pool(json!([])), Some(&edge), &Standing::Served, |_| true, "first");
+        let kept = json!([without_controller(&first.unwrap()[0])]);
+        let change = |list: &Value, standing| {
+            parents(&pool(list.clone()), Some(&edge), &standing, |_| true, "later")
+        };
+        assert_eq!(change(&kept, Standing::Served), None, "it is as it was left");
+        let pending = change(&kept, Standing::Pending).unwrap();
+        assert_eq!(said(&pending), ["InferenceGatewayConfig edge Pending"]);
+        // Those that were written before are gone with the first change.
+        let twice = json!([kept[0], kept[0]]);
+        assert_eq!(change(&twice, Standing::Served).unwrap().len(), 1);
+        assert_eq!(change(&kept, Standing::None), Some(Vec::new()));
     }
 }
