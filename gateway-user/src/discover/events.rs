@@ -2,7 +2,8 @@
 //!
 //! Each [`Note`] is drawn from two states of the object's status, so that every one of many gateways would say the same,
 //! and only the one that writes the status says it. The [`Journal`] makes one event of equal notes, with their count, and
-//! lets few through in a minute: pods that come and go all the time must not fill the API server.
+//! lets few through in a minute: pods that come and go all the time must not fill the API server, nor keep back what is said
+//! of the object.
 //!
 //! Pure: no IO, no clock.
 
@@ -24,6 +25,14 @@ pub(super) struct Note {
     pub(super) reason: String,
     /// What, for people.
     pub(super) message: String,
+}
+
+impl Note {
+    /// Whether it is said of a pool's pods, which may come and go all the time.
+    fn is_of_pods(&self) -> bool {
+        let reasons = ["NoPods", "PodsFound", "SignalsMissing", "SignalsFound"];
+        reasons.contains(&self.reason.as_str())
+    }
 }
 
 /// What is to be written for a note.
@@ -106,7 +115,9 @@ pub(super) fn notes(before: &Status, after: &Status) -> Vec<Note> {
         let had = old.map(|old| old.ready > 0);
         match (had, pool.ready > 0) {
             (None | Some(true), false) => {
-                let why = pool.message.as_deref().unwrap_or("no pod is ready");
+                // Without numbers, so that the same again is the same.
+                let why = pool.message.as_deref().filter(|_| pool.matched == 0);
+                let why = why.unwrap_or("no pod is ready");
                 say(true, "NoPods", format!("pool {}: {why}", pool.name));
             }
             (Some(false), true) => {
@@ -136,7 +147,9 @@ impl Journal {
         let passed = now.saturating_duration_since(self.counted).as_secs_f64();
         self.counted = now;
         self.left = (self.left + passed * A_MINUTE / 60.0).min(A_MINUTE);
-        if self.left < 1.0 {
+        // Pods that come and go leave some for what somebody has to do something about.
+        let reserved = if note.is_of_pods() { RESERVED } else { 0.0 };
+        if self.left < 1.0 + reserved {
             return None;
         }
         self.left -= 1.0;
@@ -189,6 +202,8 @@ fn cut(text: &str, most: usize) -> &str {
 
 /// Events that one gateway writes in a minute, and at once.
 const A_MINUTE: f64 = 20.0;
+/// Those of them that are not for pods that come and go.
+const RESERVED: f64 = 5.0;
 /// Notes that are remembered, to be counted when they come again.
 const MAX_KNOWN: usize = 64;
 /// For how long: an API server keeps an event for an hour.
@@ -310,14 +325,44 @@ mod tests {
             let now = start + Duration::from_secs(seconds);
             journal.enter(note(&number.to_string()), &object("1"), now, "now").is_some()
         };
-        assert_eq!((0..100).filter(|number| enter(*number, 0)).count(), 20);
+        assert_eq!((0..100).filter(|number| enter(*number, 0)).count(), 15);
         assert_eq!((100..200).filter(|number| enter(*number, 30)).count(), 10);
         for minute in 0..10 {
-            (0..20).for_each(|number| {
+            (0..15).for_each(|number| {
                 assert!(enter(minute * 20 + number, 120 + u64::from(minute) * 60))
             });
         }
         assert!(journal.known.len() <= MAX_KNOWN);
+    }
+
+    #[test]
+    fn pods_that_come_and_go_keep_nothing_else_back() {
+        let mut journal = Journal::new("me".into());
+        let now = Instant::now();
+        let mut enter = |reason: &str, number: u32| {
+            let note = Note { reason: reason.into(), ..note(&number.to_string()) };
+            journal.enter(note, &object("1"), now, "now").is_some()
+        };
+        let reasons = ["NoPods", "PodsFound", "SignalsMissing", "SignalsFound"];
+        for number in 0..100 {
+            for reason in reasons {
+                enter(reason, number);
+            }
+        }
+        assert!(["Invalid", "Refused", "NeedsTakeover", "Accepted"].iter().all(|of| enter(of, 0)));
+        assert_eq!((0..100).filter(|number| enter("Invalid", *number)).count(), 1);
+    }
+
+    #[test]
+    fn a_pool_is_said_to_have_no_pods_without_numbers() {
+        let none = |matched, message: &str| {
+            let mut after = status(1, &[], &[("a", 0)]);
+            after.schedulers[0].matched = matched;
+            after.schedulers[0].message = Some(message.into());
+            notes(&Status::default(), &after).remove(0).message
+        };
+        assert_eq!(none(0, "no pod has the labels x=y"), "pool a: no pod has the labels x=y");
+        assert_eq!(none(3, "none of its 3 pods is ready"), "pool a: no pod is ready");
     }
 
     #[test]
