@@ -184,7 +184,12 @@ async fn a_pool_says_who_serves_it() {
     // Without an object there is no parent to name.
     let alone = Gateway::of_cluster(&kubeconfig(), &api.namespace);
     wait_for(&alone, &["p"]);
+    // Longer than it waits before it writes anything.
+    sleep(Duration::from_secs(2)).await;
     drop(alone);
+    let audit = api.audit();
+    let writes = audit.iter().filter(|one| one.resource == "inferencepools/status");
+    assert_eq!(writes.count(), 1, "only the test's own: {audit:#?}");
     let front = "Gateway front Accepted";
     wait_parents(&api, "served", &[front]).await;
 
@@ -222,4 +227,54 @@ async fn a_pool_says_who_serves_it() {
     wait_parents(&api, "served", &[front]).await;
     wait_parents(&api, "too-late", &[]).await;
     drop(gateways);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn an_entry_goes_with_its_object_though_its_writer_is_gone() {
+    let (api, servers) = (Api::new().await, servers(1));
+    let port = servers[0].addr.port();
+    api.make_pod("p", "a", servers[0].addr.ip()).await;
+    make_pool(&api, "served", port).await;
+    let object = object(json!({ "targetPort": port }));
+    let made = api.apply(&api.config("edge"), &object).await.unwrap();
+    let mut gateways: Vec<_> =
+        (0..2).map(|_| Gateway::of_cluster(&kubeconfig(), &api.namespace)).collect();
+    wait_parents(&api, "served", &["InferenceGatewayConfig edge Accepted"]).await;
+    let lease =
+        format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases/sluice-edge", api.namespace);
+    // Nobody collects garbage here: what would have it collected is there.
+    let owner = &api.get(&lease).await.unwrap()["metadata"]["ownerReferences"][0];
+    assert_eq!((&owner["name"], &owner["uid"]), (&json!("edge"), &made["metadata"]["uid"]));
+
+    let writes = |gateway: &Gateway| gateway.log().contains("this gateway writes the status");
+    let writer = gateways.iter().position(writes).unwrap();
+    drop(gateways.remove(writer));
+    api.delete(&api.config("edge")).await;
+    wait_parents(&api, "served", &[]).await;
+    drop(gateways);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_is_only_said_is_written_seldom() {
+    let (api, servers) = (Api::new().await, servers(1));
+    api.apply(&api.config("edge"), &selecting("a", servers[0].addr.port())).await.unwrap();
+    api.make_pod("p", "a", servers[0].addr.ip()).await;
+    let gateway = Gateway::of_cluster(&kubeconfig(), &api.namespace);
+    wait_status(&api, "a pod", |status| status["pods"] == "1/1").await;
+    let writes = || {
+        let audit = api.audit();
+        let status = audit.iter().filter(|one| one.resource == "inferencegatewayconfigs/status");
+        status.count()
+    };
+    let (before, begun) = (writes(), Instant::now());
+    // Another pod, ready and not, is a number in the status and no more.
+    api.make_pod("q", "a", "127.0.0.99".parse().unwrap()).await;
+    for round in 0..8 {
+        api.set_ready("q", round % 2 == 0).await;
+        sleep(Duration::from_millis(700)).await;
+    }
+    wait_status(&api, "the last state", |status| status["pods"] == "1/2").await;
+    let most = 2 + begun.elapsed().as_secs() as usize / 5;
+    assert!(writes() - before <= most, "{} writes", writes() - before);
+    drop(gateway);
 }

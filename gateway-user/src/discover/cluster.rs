@@ -20,7 +20,7 @@ use tracing::info;
 use super::adapters;
 use super::conditions::Unapplied;
 use super::extension::Extension;
-use super::follow::{Change, Kind, Object, follow};
+use super::follow::{Change, Kind, Object, Trouble, follow};
 use super::pickers::{self, PickerMap};
 use super::report::Reporter;
 use super::resolve::{Asked, Resolved, Snapshot, resolve, resolve_as, selectors, specification};
@@ -94,6 +94,8 @@ pub(super) struct State {
     /// The field by which the ConfigMaps were.
     pickers_by: RefCell<Option<String>>,
     changed: Notify,
+    /// Something was said of an object, which changes nothing else.
+    pub(super) said: Notify,
     /// When each kind was heard, of those that are asked for.
     heard: RefCell<Vec<Heard>>,
 }
@@ -102,6 +104,18 @@ pub(super) struct State {
 struct Heard {
     asked: watch::Receiver<Option<String>>,
     at: Rc<Cell<Instant>>,
+    trouble: Rc<RefCell<Option<Trouble>>>,
+}
+
+impl State {
+    /// Whether the objects of this kind cannot be heard now.
+    pub(super) fn is_troubled(&self, kind: &str) -> bool {
+        self.troubles().iter().any(|trouble| trouble.kind == kind)
+    }
+
+    fn troubles(&self) -> Vec<Trouble> {
+        self.heard.borrow().iter().filter_map(|heard| heard.trouble.borrow().clone()).collect()
+    }
 }
 
 impl Cluster {
@@ -141,7 +155,7 @@ impl Cluster {
         let pools = group("inference.networking.k8s.io/v1", "inferencepools");
         let legacy_pools = group(LEGACY, "inferencepools");
         let pods = format!("/api/v1/namespaces/{}/pods", cluster.namespace);
-        cluster.start("InferenceGatewayConfigs", configs, &of_all, |s| &mut s.configs);
+        cluster.start(CONFIGS, configs, &of_all, |s| &mut s.configs);
         cluster.start("InferencePools", pools, &of_all, |s| &mut s.pools);
         cluster.start("InferencePools of v1alpha2", legacy_pools, &of_all, |s| &mut s.legacy_pools);
         let start = |cluster: &mut Self, name, of, plural, objects: fn(&mut Snapshot) -> &mut _| {
@@ -293,11 +307,14 @@ impl Cluster {
         objects: fn(&mut Snapshot) -> &mut BTreeMap<String, T>,
     ) {
         let heard = Rc::new(Cell::new(Instant::now()));
-        let watched = Heard { asked: labels.clone(), at: Rc::clone(&heard) };
+        let trouble = Rc::default();
+        let watched =
+            Heard { asked: labels.clone(), at: Rc::clone(&heard), trouble: Rc::clone(&trouble) };
         self.state.heard.borrow_mut().push(watched);
         let metadata_only = path == NODES;
         let by_fields = name == PICKERS;
-        let kind = Kind { name, path, metadata_only, by_fields, labels: labels.clone(), heard };
+        let kind =
+            Kind { name, path, metadata_only, by_fields, labels: labels.clone(), heard, trouble };
         let state = Rc::clone(&self.state);
         let is_listed = Cell::new(false);
         let take = move |change| {
@@ -317,7 +334,15 @@ impl Cluster {
                         state.listed.set(state.listed.get() + 1);
                     }
                 }
-                Change::Set(object) => drop(objects.insert(object.meta().name.clone(), object)),
+                Change::Set(object) => {
+                    let before = objects.get(&object.meta().name);
+                    let is_news = before.is_none_or(|before| object.is_news(before));
+                    objects.insert(object.meta().name.clone(), object);
+                    if !is_news {
+                        state.said.notify_one();
+                        return;
+                    }
+                }
                 // One of the same name that came after it is another.
                 Change::Gone(object) => {
                     let meta = object.meta();
@@ -339,6 +364,12 @@ impl fmt::Debug for Cluster {
 }
 
 impl Hearing {
+    /// The kinds of objects that cannot be heard now, and why.
+    #[must_use]
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.0.troubles()
+    }
+
     /// For how long the API server has not been heard of the kind of objects of which that is longest. Without a change,
     /// it is heard once a minute.
     #[must_use]
@@ -362,6 +393,8 @@ const KINDS_BEFORE_PODS: usize = 9;
 /// Where InferenceModelRewrite and InferenceObjective were first, and where they are.
 const LEGACY: &str = "inference.networking.x-k8s.io/v1alpha2";
 const LLM_D: &str = "llm-d.ai/v1alpha2";
-const PODS: &str = "Pods";
+/// Names of kinds.
+pub(crate) const CONFIGS: &str = "InferenceGatewayConfigs";
+pub(crate) const PODS: &str = "Pods";
 const PICKERS: &str = "ConfigMaps";
 const NODES: &str = "/api/v1/nodes";

@@ -5,7 +5,7 @@
 //! when other labels are asked for. The API server ends each watch after about a minute and bookmarks say how far it got:
 //! whoever hears nothing for longer has lost it, and is not told so by a connection that is dead without a word.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -29,6 +29,11 @@ use super::objects::{GatewayConfig, InferencePool, Meta, Node, Pod};
 pub(super) trait Object: Clone + DeserializeOwned {
     /// Its name and so on.
     fn meta(&self) -> &Meta;
+
+    /// Whether something else may come of it than of what it was, and not only another status.
+    fn is_news(&self, _before: &Self) -> bool {
+        true
+    }
 }
 
 /// What became of the objects of one kind.
@@ -57,6 +62,29 @@ pub(super) struct Kind {
     pub(super) labels: Receiver<Option<String>>,
     /// When the API server was last heard.
     pub(super) heard: Rc<Cell<Instant>>,
+    /// Why it cannot be heard now.
+    pub(super) trouble: Rc<RefCell<Option<Trouble>>>,
+}
+
+/// Why the objects of one kind are not known.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trouble {
+    /// The kind's name.
+    pub kind: &'static str,
+    /// The HTTP status of the API server's answer, if there was one.
+    pub code: Option<u16>,
+    /// What was answered, or why nothing was.
+    pub message: String,
+}
+
+impl Kind {
+    fn troubled(&self, error: &kube::Error) {
+        let (code, message) = match error {
+            kube::Error::Api(status) => (Some(status.code), status.message.clone()),
+            other => (None, other.to_string()),
+        };
+        self.trouble.replace(Some(Trouble { kind: self.name, code, message }));
+    }
 }
 
 /// Why a watch is over.
@@ -118,6 +146,7 @@ async fn list_until<T: Object>(
             Ok((objects, version)) => {
                 debug!("{}: {} listed", kind.name, objects.len());
                 is_known.set(true);
+                kind.trouble.take();
                 take(Change::All(objects, labels.clone()));
                 return Some((labels, version));
             }
@@ -127,6 +156,7 @@ async fn list_until<T: Object>(
                 if failures.get() == 0 {
                     info!("{}: {}; taken for none", kind.name, status.message);
                 }
+                kind.troubled(&kube::Error::Api(status));
                 failures.set(failures.get().saturating_add(1));
                 take(Change::All(Vec::new(), labels));
                 MISSING.mul_f64(0.5 + fastrand::f64() / 2.0)
@@ -187,6 +217,7 @@ async fn watch<T: Object>(
             Ok(Over::Next(next)) => {
                 (answers, version) = (0, next);
                 failures.set(0);
+                kind.trouble.take();
             }
             Ok(Over::Relist) => return,
             Err(error) => {
@@ -280,6 +311,7 @@ fn silence() -> kube::Error {
 }
 
 fn told(kind: &Kind, failures: u32, error: &kube::Error) {
+    kind.troubled(error);
     // No news, but the API server is there.
     if matches!(error, kube::Error::Api(status) if is_refused(status)) {
         kind.heard.set(Instant::now());
@@ -327,11 +359,19 @@ impl Object for GatewayConfig {
     fn meta(&self) -> &Meta {
         &self.metadata
     }
+
+    fn is_news(&self, before: &Self) -> bool {
+        self.spec != before.spec || self.metadata.has_changed(&before.metadata)
+    }
 }
 
 impl Object for InferencePool {
     fn meta(&self) -> &Meta {
         &self.metadata
+    }
+
+    fn is_news(&self, before: &Self) -> bool {
+        self.spec != before.spec || self.metadata.has_changed(&before.metadata)
     }
 }
 

@@ -38,16 +38,44 @@ pub(super) struct Candidate {
     identity: String,
     /// Holder and time of renewal as they were seen first, and when.
     seen: Option<(String, String, Instant)>,
+    /// When it last looked.
+    looked: Option<Instant>,
+    /// The object whose status named no writer when it was last seen.
+    vacant: Option<String>,
 }
 
 impl Candidate {
     /// One that has seen nothing yet.
     pub(super) fn new(identity: String) -> Self {
-        Self { identity, seen: None }
+        Self { identity, seen: None, looked: None, vacant: None }
+    }
+
+    /// Whether to look at a lease that it does not hold. `uid` is that of the object, and `is_vacant` says that the
+    /// object's status names no writer.
+    ///
+    /// Pods that come and go are no reason to look, and that nobody writes is one once: where the status cannot be
+    /// written, or where the resource definition has no place for the name, it stays so for ever.
+    pub(super) fn is_due(&mut self, uid: &str, is_vacant: bool, now: Instant) -> bool {
+        let is_news = is_vacant && self.vacant.as_deref() != Some(uid);
+        self.vacant = is_vacant.then(|| uid.to_owned());
+        let is_recent = self.looked.is_some_and(|looked| now.duration_since(looked) < RENEW);
+        if is_recent && !is_news {
+            return false;
+        }
+        self.looked = Some(now);
+        true
     }
 
     /// What is to be done, now that the lease is this; `time` is now, as it is to be written.
-    pub(super) fn step(&mut self, lease: Option<&Spec>, now: Instant, time: &str) -> Step {
+    ///
+    /// `is_idle`: this gateway serves nothing. One that does knows more of what is served, and goes first.
+    pub(super) fn step(
+        &mut self,
+        lease: Option<&Spec>,
+        is_idle: bool,
+        now: Instant,
+        time: &str,
+    ) -> Step {
         let Some(lease) = lease else { return Step::Hold(self.spec(0, time)) };
         if lease.holder_identity == self.identity {
             return Step::Hold(self.spec(lease.lease_transitions, time));
@@ -64,8 +92,14 @@ impl Candidate {
                 now
             }
         };
-        let lasts = Duration::from_secs(lease.lease_duration_seconds.into());
-        if !lease.holder_identity.is_empty() && now.duration_since(since) < lasts {
+        let mut lasts = match lease.holder_identity.is_empty() {
+            true => Duration::ZERO,
+            false => Duration::from_secs(lease.lease_duration_seconds.into()),
+        };
+        if is_idle {
+            lasts += Duration::from_secs(LASTS.into());
+        }
+        if now.duration_since(since) < lasts {
             return Step::Wait;
         }
         Step::Hold(self.spec(lease.lease_transitions.saturating_add(1), time))
@@ -110,7 +144,7 @@ mod tests {
         let mut me = Candidate::new("me".into());
         let start = Instant::now();
         let mut at = |seconds, lease: Option<Spec>| {
-            me.step(lease.as_ref(), start + Duration::from_secs(seconds), "now")
+            me.step(lease.as_ref(), false, start + Duration::from_secs(seconds), "now")
         };
         // It is renewed, however wrong the holder's clock is.
         assert_eq!(at(0, Some(spec("other", "1999", 3))), Step::Wait);
@@ -134,7 +168,7 @@ mod tests {
         assert!(!serde_json::to_string(&given).unwrap().contains("holder"));
         assert_eq!(me.release(&spec("other", "x", 4)), None);
         // Whoever comes next has it at once.
-        let next = Candidate::new("next".into()).step(Some(&given), Instant::now(), "now");
+        let next = Candidate::new("next".into()).step(Some(&given), false, Instant::now(), "now");
         assert_eq!(next, Step::Hold(spec("next", "now", 5)));
     }
 
@@ -143,11 +177,55 @@ mod tests {
         let mut me = Candidate::new("me".into());
         let start = Instant::now();
         let mut at = |seconds, holder| {
-            me.step(Some(&spec(holder, "x", 0)), start + Duration::from_secs(seconds), "now")
+            me.step(Some(&spec(holder, "x", 0)), false, start + Duration::from_secs(seconds), "now")
         };
         assert_eq!(at(0, "a"), Step::Wait);
         assert_eq!(at(14, "b"), Step::Wait);
         assert_eq!(at(28, "b"), Step::Wait);
         assert_eq!(at(29, "b"), Step::Hold(spec("me", "now", 1)));
+    }
+
+    #[test]
+    fn who_serves_nothing_lets_others_go_first() {
+        let mut me = Candidate::new("me".into());
+        let start = Instant::now();
+        let mut at = |seconds, lease: Option<Spec>, is_idle| {
+            let now = start + Duration::from_secs(seconds);
+            me.step(lease.as_ref(), is_idle, now, "now")
+        };
+        let wait = Step::Wait;
+        let (given, held) = (Some(spec("", "x", 1)), Some(spec("other", "x", 1)));
+        assert_eq!(at(0, given.clone(), true), wait);
+        assert_eq!(at(14, given.clone(), true), wait);
+        assert_eq!(at(15, given.clone(), true), Step::Hold(spec("me", "now", 2)));
+        assert_eq!(at(20, held.clone(), true), wait);
+        assert_eq!(at(49, held.clone(), true), wait);
+        assert_eq!(at(50, held.clone(), true), Step::Hold(spec("me", "now", 2)));
+        // It serves by now.
+        assert_eq!(at(50, held, false), Step::Hold(spec("me", "now", 2)));
+        // Nobody ever had it, or it has it already.
+        assert_eq!(at(60, None, true), Step::Hold(spec("me", "now", 0)));
+        assert_eq!(at(61, Some(spec("me", "x", 1)), true), Step::Hold(spec("me", "now", 1)));
+    }
+
+    #[test]
+    fn others_leases_are_looked_at_seldom() {
+        let mut me = Candidate::new("me".into());
+        let start = Instant::now();
+        for (what, milliseconds, uid, is_vacant, expected) in [
+            ("the first time", 0, "1", false, true),
+            ("pods come and go", 500, "1", false, false),
+            ("some time later", 5000, "1", false, true),
+            ("the writer has left", 5500, "1", true, true),
+            ("and still", 6000, "1", true, false),
+            ("some time later", 10_500, "1", true, true),
+            ("there is one", 11_000, "1", false, false),
+            ("which leaves as well", 11_500, "1", true, true),
+            ("another object, of which nobody has said anything", 12_000, "2", true, true),
+            ("and still", 12_500, "2", true, false),
+        ] {
+            let now = start + Duration::from_millis(milliseconds);
+            assert_eq!(me.is_due(uid, is_vacant, now), expected, "{what}, {milliseconds} ms");
+        }
     }
 }

@@ -11,7 +11,8 @@
 //! 5. [`parents`], [`events`]: the same for the pools, and for people who watch.
 //! 6. [`signals`]: what the gateway does not know of its pods.
 //! 7. [`cluster`]: follows the API server and resolves what is there after each change.
-//! 8. [`report`]: writes the status and the rest, as one of many gateways.
+//! 8. [`report`]: writes the status and the rest, as one of many gateways: the one that [`hold`]s the [`lease`].
+//!    [`writes`]: how it does.
 //!
 //! Only the last two have IO. Nothing here writes to a pod.
 
@@ -21,6 +22,7 @@ pub mod conditions;
 mod events;
 pub mod extension;
 mod follow;
+mod hold;
 mod lease;
 pub mod objects;
 mod parents;
@@ -29,9 +31,11 @@ pub mod report;
 pub mod resolve;
 pub mod selector;
 pub mod signals;
+mod writes;
 
 pub use self::cluster::{Cluster, Options};
 pub use self::conditions::Unapplied;
+pub use self::follow::Trouble;
 pub use self::report::Reporter;
 pub use self::resolve::{Resolved, Snapshot, resolve};
 

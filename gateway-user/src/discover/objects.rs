@@ -34,6 +34,15 @@ pub struct Meta {
     pub annotations: BTreeMap<String, String>,
 }
 
+impl Meta {
+    /// Whether more has changed since `before` than what is only said of the object, as its status.
+    #[must_use]
+    pub fn has_changed(&self, before: &Self) -> bool {
+        let resource_version = self.resource_version.clone();
+        *self != Self { resource_version, ..before.clone() }
+    }
+}
+
 /// A pod.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
@@ -223,6 +232,19 @@ mod tests {
             let read: Pod = serde_json::from_value(pod.clone()).unwrap();
             assert_eq!(read.is_ready(), expected, "{pod}");
         }
+    }
+
+    #[test]
+    fn a_status_changes_nothing_else() {
+        let meta = |generation, version: &str| Meta {
+            generation,
+            resource_version: version.into(),
+            ..Meta::default()
+        };
+        assert!(!meta(1, "2").has_changed(&meta(1, "1")));
+        assert!(meta(2, "2").has_changed(&meta(1, "1")));
+        let labels = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
+        assert!(Meta { labels, ..meta(1, "2") }.has_changed(&meta(1, "1")));
     }
 
     #[test]

@@ -70,6 +70,12 @@ pub(super) fn parents(
     (!is_same).then_some(list)
 }
 
+/// Whether a pool has an entry of ours for an object that there is not.
+pub(super) fn has_orphan(pool: &InferencePool, exists: impl Fn(&str) -> bool) -> bool {
+    let list = pool.status.parents.as_array().map_or(&[][..], Vec::as_slice);
+    list.iter().filter_map(|entry| own(entry, &pool.metadata.namespace)).any(|name| !exists(name))
+}
+
 /// The name of the object that an entry of ours is for.
 fn own<'a>(entry: &'a Value, namespace: &str) -> Option<&'a str> {
     let parent = entry.get("parentRef")?;
@@ -273,5 +279,18 @@ mod tests {
         let twice = json!([kept[0], kept[0]]);
         assert_eq!(change(&twice, Standing::Served).unwrap().len(), 1);
         assert_eq!(change(&kept, Standing::None), Some(Vec::new()));
+    }
+
+    #[test]
+    fn entries_whose_object_is_gone_are_found() {
+        let edge = object("edge");
+        let ours = parents(&pool(json!([])), Some(&edge), &Standing::Served, |_| true, "");
+        let ours = ours.unwrap().remove(0);
+        let has = |list: Value| has_orphan(&pool(list), |name| name != "edge");
+        assert!(has(json!([foreign("x.y/z"), ours])));
+        assert!(has(json!([without_controller(&ours)])));
+        assert!(!has(json!([foreign("x.y/z")])), "it is another controller's");
+        assert!(!has(json!(null)));
+        assert!(!has_orphan(&pool(json!([ours])), |name| name == "edge"), "the object is there");
     }
 }

@@ -7,24 +7,23 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use http::{Method, Request};
-use kube::Client;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
-use super::cluster::{Cluster, State};
+use super::cluster::{CONFIGS, Cluster, State};
 use super::conditions::{Report, Unapplied, status};
 use super::events::{Entry, Journal, Note, notes};
-use super::lease::{Candidate, RENEW, Spec, Step};
-use super::objects::Meta;
-use super::parents::{parents, standing};
+use super::hold::{Held, Holder};
+use super::lease::RENEW;
+use super::objects::{InferencePool, Meta};
+use super::parents::{has_orphan, parents, standing};
 use super::resolve::Resolved;
 use super::signals::Lack;
+use super::writes::{APPLY, Api, JSON, MERGE, Troubles};
 use crate::config::document::Status;
 
 /// Has it written, for as long as it is there.
@@ -50,16 +49,15 @@ impl Reporter {
     pub fn start(cluster: &Cluster, identity: String) -> Self {
         let wanted = Rc::new(Wanted::default());
         let writer = Writer {
-            client: cluster.client.clone(),
-            namespace: cluster.namespace.clone(),
+            api: Api { client: cluster.client.clone(), namespace: cluster.namespace.clone() },
             state: Rc::clone(&cluster.state),
-            candidate: Candidate::new(identity.clone()),
+            holder: Holder::new(identity.clone()),
             journal: Journal::new(identity.clone()),
             identity,
-            looked: None,
-            holding: None,
             written: None,
-            is_troubled: false,
+            sweeping: None,
+            troubles: Troubles::default(),
+            doing: LEASE,
             is_silenced: false,
         };
         let task = spawn_local(writer.run(Rc::clone(&wanted))).abort_handle();
@@ -101,37 +99,39 @@ impl Drop for Reporter {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Lease {
-    metadata: Meta,
-    spec: Spec,
-}
-
 struct Writer {
-    client: Client,
-    namespace: String,
+    api: Api,
     state: Rc<State>,
-    candidate: Candidate,
+    holder: Holder,
     journal: Journal,
     identity: String,
-    /// When it last looked at a lease that another gateway has.
-    looked: Option<Instant>,
-    /// The object whose lease this gateway holds, and when it renewed it.
-    holding: Option<(Meta, Instant)>,
-    /// The status that it wrote last, and of which state of the object.
-    written: Option<(String, Status)>,
-    is_troubled: bool,
+    written: Option<Written>,
+    /// When the entries in pools are to be taken out whose object is gone, if there are some.
+    sweeping: Option<Instant>,
+    troubles: Troubles,
+    /// What is being written.
+    doing: &'static str,
     /// Events are refused.
     is_silenced: bool,
 }
 
+/// The status that was written last.
+struct Written {
+    status: Status,
+    at: Instant,
+    /// The state of the object that it was written to, and the one that came of it.
+    before: String,
+    after: String,
+}
+
 impl Writer {
     async fn run(mut self, wanted: Rc<Wanted>) {
+        let state = Rc::clone(&self.state);
         loop {
             let due = async {
                 tokio::select! {
                     () = wanted.changed.notified() => sleep(PACE).await,
+                    () = state.said.notified() => sleep(PACE).await,
                     () = sleep(RENEW) => {}
                 }
             };
@@ -146,126 +146,197 @@ impl Writer {
                 }
             }
             let Some(report) = wanted.last.borrow().clone() else { continue };
-            match timeout(PATIENCE, self.write(&report)).await {
-                Ok(Ok(())) => self.is_troubled = false,
-                Ok(Err(error)) => self.trouble(&error.to_string()),
-                Err(_) => self.trouble("no answer in time"),
+            if timeout(PATIENCE, self.write(&report)).await.is_err() {
+                self.failed(self.doing, &kube::Error::Service("no answer in time".into()));
             }
         }
     }
 
-    /// Once for each outage.
-    fn trouble(&mut self, why: &str) {
-        if std::mem::replace(&mut self.is_troubled, true) {
-            debug!("the status is not written: {why}");
-        } else {
-            warn!("the status is not written: {why}");
-        }
+    fn failed(&mut self, what: &'static str, error: &kube::Error) {
+        self.troubles.tell(what, error, Instant::now());
     }
 
-    async fn write(&mut self, report: &Report) -> Result<(), kube::Error> {
-        let now = jiff::Timestamp::now().strftime(TIME).to_string();
-        let Some(object) = &report.resolved.object else {
-            // What was said of pools in the name of an object that is gone.
-            return match self.holding.clone() {
-                Some((held, _)) if self.hold(&held, false).await? => {
-                    self.write_parents(report, None, &now).await
-                }
-                _ => Ok(()),
-            };
-        };
-        let reported = Status::deserialize(&report.resolved.reported).unwrap_or_default();
-        let is_new = self.holding.is_none();
+    async fn write(&mut self, report: &Report) {
+        let time = jiff::Timestamp::now().strftime(TIME).to_string();
+        let Some(object) = &report.resolved.object else { return self.sweep(report, &time).await };
+        self.sweeping = None;
+        // It is gone, or another has its name: what comes of that is on its way.
+        let Some((object, reported)) = self.current(object) else { return };
+        if !self.troubles.may(LEASE, Instant::now()) {
+            return;
+        }
+        self.doing = LEASE;
+        let is_idle = report.applied == Err(Unapplied::Nothing);
         // Where nobody says that it writes, this one may.
-        if !self.hold(object, reported.writer.is_empty()).await? {
-            return Ok(());
+        let is_vacant = reported.writer.is_empty();
+        match self.holder.hold(&self.api, &object, is_vacant, is_idle).await {
+            Ok(held) => {
+                self.troubles.over(LEASE);
+                match held {
+                    Held::No => return,
+                    Held::Still => {}
+                    Held::Now => {
+                        // Another one may have written since.
+                        self.written = None;
+                        let message =
+                            format!("gateway {} writes the status and these events", self.identity);
+                        let note = Note { is_warning: false, reason: "Writer".into(), message };
+                        self.tell(&object, vec![note]).await;
+                    }
+                }
+            }
+            Err(error) => return self.failed(LEASE, &error),
         }
-        if is_new {
-            let message = format!("gateway {} writes the status and these events", self.identity);
-            let note = Note { is_warning: false, reason: "Writer".into(), message };
-            self.tell(object, vec![note]).await;
-        }
-        let before = match &self.written {
-            // What came back is older than what was written.
-            Some((version, status)) if *version == object.resource_version => status.clone(),
-            _ => reported,
-        };
-        let mut status = status(report, &before, &now);
-        status.writer.clone_from(&self.identity);
-        if status != before {
-            self.write_status(object, &status).await?;
-            self.written = Some((object.resource_version.clone(), status.clone()));
-            self.tell(object, notes(&before, &status)).await;
-        }
-        self.write_parents(report, Some(object), &now).await
+        self.write_status(report, &object, reported, &time).await;
+        self.write_parents(report, Some(&object), &time).await;
     }
 
-    async fn write_status(&self, object: &Meta, status: &Status) -> Result<(), kube::Error> {
+    /// The object as it is now, and its status: what is only said of it makes no other report.
+    fn current(&self, object: &Meta) -> Option<(Meta, Status)> {
+        let snapshot = self.state.snapshot.borrow();
+        let known = snapshot.configs.get(&object.name)?;
+        let status = Status::deserialize(&known.status).unwrap_or_default();
+        (known.metadata.uid == object.uid).then(|| (known.metadata.clone(), status))
+    }
+
+    async fn write_status(&mut self, report: &Report, object: &Meta, reported: Status, time: &str) {
+        let (before, version) = self.known(object, reported);
+        let mut status = status(report, &before, time);
+        status.writer.clone_from(&self.identity);
+        let is_old = self.written.as_ref().is_none_or(|written| written.at.elapsed() >= RENEW);
+        if status == before || !is_old && !is_urgent(&before, &status) {
+            return;
+        }
+        if !self.troubles.may(STATUS, Instant::now()) {
+            return;
+        }
+        self.doing = STATUS;
+        match self.send_status(object, &version, &status).await {
+            Ok(after) => {
+                self.troubles.over(STATUS);
+                let (at, before_it) = (Instant::now(), object.resource_version.clone());
+                self.written =
+                    Some(Written { status: status.clone(), at, before: before_it, after });
+                self.tell(object, notes(&before, &status)).await;
+            }
+            // It has changed, or is gone; what has become of it comes by the watch, and leads here again.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(error) => self.failed(STATUS, &error),
+        }
+    }
+
+    /// The status of an object and the state that has it, of which the watch may be behind what was written.
+    fn known(&self, object: &Meta, reported: Status) -> (Status, String) {
+        match &self.written {
+            Some(written) if written.before == object.resource_version => {
+                (written.status.clone(), written.after.clone())
+            }
+            _ => (reported, object.resource_version.clone()),
+        }
+    }
+
+    /// Writes the status of this state of the object, and of none that another gateway has written since: the state that
+    /// comes of it.
+    async fn send_status(
+        &self,
+        object: &Meta,
+        version: &str,
+        status: &Status,
+    ) -> Result<String, kube::Error> {
         let path = format!(
             "/apis/gateway.sluice.dev/v1alpha1/namespaces/{}/inferencegatewayconfigs/{}/status\
              ?fieldManager=sluice&force=true",
-            self.namespace, object.name
+            self.api.namespace, object.name
         );
         let body = json!({
             "apiVersion": "gateway.sluice.dev/v1alpha1",
             "kind": "InferenceGatewayConfig",
             // Not of another object that has its name now.
-            "metadata": { "name": object.name, "uid": object.uid },
+            "metadata": { "name": object.name, "uid": object.uid, "resourceVersion": version },
             "status": status,
         });
-        let kind = "application/apply-patch+yaml";
-        self.send::<Value>(Method::PATCH, &path, kind, &body).await.map(drop)
+        let answer = self.api.send::<Value>("PATCH", &path, APPLY, &body).await?;
+        let version = answer.pointer("/metadata/resourceVersion").and_then(Value::as_str);
+        Ok(version.unwrap_or_default().to_owned())
+    }
+
+    /// Takes out what was said of pools in the name of an object that is gone. Whoever wrote it may be gone as well, so
+    /// that every gateway does, and not all at once.
+    async fn sweep(&mut self, report: &Report, time: &str) {
+        let has_written = self.holder.let_go();
+        let is_due = {
+            let snapshot = self.state.snapshot.borrow();
+            let exists = |name: &str| snapshot.configs.contains_key(name);
+            // Who may not read the objects does not know that they are gone.
+            !self.state.is_troubled(CONFIGS)
+                && snapshot.pools.values().any(|pool| has_orphan(pool, exists))
+        };
+        if !is_due {
+            self.sweeping = None;
+            return;
+        }
+        let now = Instant::now();
+        let later = if has_written { 0.0 } else { 1.0 + fastrand::f64() };
+        if *self.sweeping.get_or_insert_with(|| now + RENEW.mul_f64(later)) <= now {
+            self.write_parents(report, None, time).await;
+        }
     }
 
     /// Says of each `InferencePool` whether it is served.
-    async fn write_parents(
-        &self,
-        report: &Report,
-        object: Option<&Meta>,
-        now: &str,
-    ) -> Result<(), kube::Error> {
+    async fn write_parents(&mut self, report: &Report, object: Option<&Meta>, time: &str) {
         let changes: Vec<(Meta, Vec<Value>)> = {
             let snapshot = self.state.snapshot.borrow();
             let exists = |name: &str| snapshot.configs.contains_key(name);
-            let change = |(name, pool): (&String, _)| -> Option<(Meta, Vec<Value>)> {
-                let pool: &super::objects::InferencePool = pool;
-                let list = parents(pool, object, &standing(name, report), exists, now)?;
+            let change = |(name, pool): (&String, &InferencePool)| {
+                let list = parents(pool, object, &standing(name, report), exists, time)?;
                 Some((pool.metadata.clone(), list))
             };
             snapshot.pools.iter().filter_map(change).collect()
         };
-        let mut failed = Ok(());
+        if changes.is_empty() || !self.troubles.may(POOLS, Instant::now()) {
+            return;
+        }
+        self.doing = POOLS;
+        let mut failed = None;
         for (pool, list) in changes {
             let path = format!(
                 "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools/{}/status\
                  ?fieldManager=sluice",
-                self.namespace, pool.name
+                self.api.namespace, pool.name
             );
             let body = json!({
                 // The list is one value: it must not take back what another controller has written meanwhile.
                 "metadata": { "resourceVersion": pool.resource_version, "uid": pool.uid },
                 "status": { "parents": list },
             });
-            match self.send::<Value>(Method::PATCH, &path, MERGE, &body).await {
+            match self.api.send::<Value>("PATCH", &path, MERGE, &body).await {
                 Ok(_) => {}
                 // It has changed, or is gone; what has become of it comes by the watch, and leads here again.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                // Nor are the others this gateway's to write.
+                Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => {
+                    failed = Some(kube::Error::Api(status));
+                    break;
+                }
                 // One that cannot be written keeps none of the others.
-                Err(error) => failed = Err(error),
+                Err(error) => failed = Some(error),
             }
         }
-        failed
+        match failed {
+            None => self.troubles.over(POOLS),
+            Some(error) => self.failed(POOLS, &error),
+        }
     }
 
     /// Writes events. That they fail is no trouble: nothing hangs on them.
     async fn tell(&mut self, object: &Meta, notes: Vec<Note>) {
-        let all = format!("/api/v1/namespaces/{}/events", self.namespace);
+        let all = format!("/api/v1/namespaces/{}/events", self.api.namespace);
         for note in notes {
             let time = jiff::Timestamp::now().strftime(TIME).to_string();
             let mut entry = self.journal.enter(note.clone(), object, Instant::now(), &time);
             if let Some(Entry::Again(name, change)) = &entry {
                 let path = format!("{all}/{name}?fieldManager=sluice");
-                match self.send::<Value>(Method::PATCH, &path, MERGE, change).await {
+                match self.api.send::<Value>("PATCH", &path, MERGE, change).await {
                     Err(kube::Error::Api(status)) if status.code == 404 => {
                         self.journal.forget(name);
                         entry = self.journal.enter(note, object, Instant::now(), &time);
@@ -278,7 +349,7 @@ impl Writer {
             }
             if let Some(Entry::New(event)) = &entry {
                 let path = format!("{all}?fieldManager=sluice");
-                let sent = self.send::<Value>(Method::POST, &path, JSON, event).await;
+                let sent = self.api.send::<Value>("POST", &path, JSON, event).await;
                 self.sent(sent);
             }
         }
@@ -295,112 +366,88 @@ impl Writer {
         }
     }
 
-    /// Whether this gateway holds the lease of an object, after a look at it. `is_vacant`: nobody may have it.
-    async fn hold(&mut self, object: &Meta, is_vacant: bool) -> Result<bool, kube::Error> {
-        let held = self.holding.as_ref().filter(|(of, _)| of.name == object.name);
-        if held.is_some_and(|(_, renewed)| renewed.elapsed() < RENEW) {
-            return Ok(true);
-        }
-        // Pods that come and go are no reason to look who has it.
-        let is_recent = self.looked.is_some_and(|looked| looked.elapsed() < RENEW);
-        if held.is_none() && is_recent && !is_vacant {
-            return Ok(false);
-        }
-        let was_held = self.holding.take().is_some_and(|(of, _)| of.name == object.name);
-        let lease = self.lease(&object.name).await?;
-        let time = jiff::Timestamp::now().strftime(MICRO_TIME).to_string();
-        let known = lease.as_ref().map(|lease| &lease.spec);
-        let Step::Hold(spec) = self.candidate.step(known, Instant::now(), &time) else {
-            self.looked = Some(Instant::now());
-            return Ok(false);
-        };
-        if !self.write_lease(&object.name, lease.as_ref(), &spec).await? {
-            return Ok(false);
-        }
-        if !was_held {
-            info!("this gateway writes the status of InferenceGatewayConfig {}", object.name);
-            // Another one may have written since.
-            self.written = None;
-        }
-        self.holding = Some((object.clone(), Instant::now()));
-        Ok(true)
-    }
-
     /// Gives the lease back, and says so where the other gateways see it.
     async fn leave(&mut self) -> Result<(), kube::Error> {
-        let Some((object, _)) = self.holding.take() else { return Ok(()) };
-        let Some(lease) = self.lease(&object.name).await? else { return Ok(()) };
-        let Some(spec) = self.candidate.release(&lease.spec) else { return Ok(()) };
-        if self.write_lease(&object.name, Some(&lease), &spec).await?
-            && let Some((_, mut status)) = self.written.take()
-        {
-            status.writer.clear();
-            self.write_status(&object, &status).await?;
-            info!("this gateway no longer writes the status of {}", object.name);
-        }
-        Ok(())
-    }
-
-    async fn lease(&self, object: &str) -> Result<Option<Lease>, kube::Error> {
-        let path = format!("{}/sluice-{object}", self.leases());
-        match self.send(Method::GET, &path, JSON, &Value::Null).await {
-            Ok(lease) => Ok(Some(lease)),
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Whether it could be written: only if nobody else was faster.
-    async fn write_lease(
-        &self,
-        object: &str,
-        before: Option<&Lease>,
-        spec: &Spec,
-    ) -> Result<bool, kube::Error> {
-        let (all, name) = (self.leases(), format!("sluice-{object}"));
-        let version = before.map(|lease| lease.metadata.resource_version.as_str());
-        let body = json!({
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": { "name": name, "namespace": self.namespace, "resourceVersion": version },
-            "spec": spec,
-        });
-        let written: Result<Value, _> = match version {
-            None => self.send(Method::POST, &all, JSON, &body).await,
-            Some(_) => self.send(Method::PUT, &format!("{all}/{name}"), JSON, &body).await,
+        let Some(object) = self.holder.release(&self.api).await? else { return Ok(()) };
+        let Some(Written { mut status, before, after, .. }) = self.written.take() else {
+            return Ok(());
         };
-        match written {
-            Ok(_) => Ok(true),
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn leases(&self) -> String {
-        format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.namespace)
-    }
-
-    async fn send<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        kind: &str,
-        body: &Value,
-    ) -> Result<T, kube::Error> {
-        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
-        let request = Request::builder().method(method).uri(path).header("content-type", kind);
-        self.client.request(request.body(body).map_err(kube::Error::HttpError)?).await
+        status.writer.clear();
+        // Whoever comes next may have written already, and is not to be undone.
+        let version = match self.current(&object) {
+            Some((meta, known))
+                if meta.resource_version != before && known.writer == self.identity =>
+            {
+                meta.resource_version
+            }
+            _ => after,
+        };
+        self.send_status(&object, &version, &status).await?;
+        info!("this gateway no longer writes the status of {}", object.name);
+        Ok(())
     }
 }
 
-const JSON: &str = "application/json";
-const MERGE: &str = "application/merge-patch+json";
-/// Times as the API server writes them, of most objects and of leases.
+/// Whether somebody should see this at once, and not only how many pods there are or what is written of them.
+fn is_urgent(before: &Status, after: &Status) -> bool {
+    let said = |status: &Status| -> Vec<(String, String, String)> {
+        let conditions = status.conditions.iter();
+        conditions.map(|of| (of.kind.clone(), of.status.clone(), of.reason.clone())).collect()
+    };
+    let pools = |status: &Status| -> Vec<(String, bool)> {
+        status.schedulers.iter().map(|pool| (pool.name.clone(), pool.ready > 0)).collect()
+    };
+    before.observed_generation != after.observed_generation
+        || before.writer != after.writer
+        || said(before) != said(after)
+        || pools(before) != pools(after)
+}
+
+const LEASE: &str = "the lease";
+const STATUS: &str = "the status of the InferenceGatewayConfig";
+const POOLS: &str = "the status of InferencePools";
+/// Times as the API server writes them.
 const TIME: &str = "%Y-%m-%dT%H:%M:%SZ";
-const MICRO_TIME: &str = "%Y-%m-%dT%H:%M:%S%.6fZ";
 /// From a change until it is written, so that many are written as one.
 const PACE: Duration = Duration::from_millis(500);
-/// For all that one status needs.
+/// For all that one round needs.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// For giving the lease back.
 const LEAVE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_urgent() {
+        let status = json!({
+            "observedGeneration": 1, "writer": "me", "pods": "1/2",
+            "conditions": [{
+                "type": "Ready", "status": "True", "reason": "Ready", "message": "",
+                "lastTransitionTime": "",
+            }],
+            "schedulers": [{ "name": "a", "matched": 2, "ready": 1 }],
+        });
+        let read = |status: &Value| Status::deserialize(status).unwrap();
+        for (path, value, expected) in [
+            ("/pods", json!("2/2"), false),
+            ("/schedulers/0/ready", json!(2), false),
+            ("/schedulers/0/message", json!("p0: vllm does not tell its load"), false),
+            ("/conditions/0/message", json!("of another pod"), false),
+            ("/schedulers/0/ready", json!(0), true),
+            ("/schedulers/0/name", json!("b"), true),
+            ("/conditions/0/status", json!("False"), true),
+            ("/conditions/0/reason", json!("Other"), true),
+            ("/observedGeneration", json!(2), true),
+            ("/writer", json!("you"), true),
+        ] {
+            let mut after = status.clone();
+            after["schedulers"][0]["message"] = "".into();
+            let before = read(&after);
+            *after.pointer_mut(path).unwrap() = value;
+            assert_ne!(before, read(&after), "{path}");
+            assert_eq!(is_urgent(&before, &read(&after)), expected, "{path}");
+        }
+    }
+}
