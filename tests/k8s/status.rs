@@ -1,5 +1,6 @@
 //! What the object's status says, and who writes it.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,8 @@ use tokio::time::sleep;
 
 use crate::api::Api;
 use crate::pods::{kubeconfig, selecting, servers, wait_for};
+use crate::proxy::Proxy;
+use crate::rights::kubeconfig_of;
 
 /// Waits until the object's status is as it should be.
 pub(crate) async fn wait_status(api: &Api, what: &str, is: impl Fn(&Value) -> bool) -> Value {
@@ -162,10 +165,13 @@ async fn who_ends_gives_the_lease_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn people_read_it_without_a_gateway() {
     let (api, servers) = (Api::new().await, servers(1));
-    let print = || {
+    let ask = |file: &Path, more: &[&str]| {
         let mut command = Command::new(binary("sluice"));
-        command.args(["status", "--kubernetes", "--namespace", &api.namespace]);
-        let output = command.env("KUBECONFIG", kubeconfig()).output().unwrap();
+        command.args(["status", "--kubernetes", "--namespace", &api.namespace]).args(more);
+        command.env("KUBECONFIG", file).output().unwrap()
+    };
+    let print = || {
+        let output = ask(&kubeconfig(), &[]);
         assert!(output.status.success(), "{output:?}");
         assert!(output.stderr.is_empty(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
@@ -183,4 +189,29 @@ async fn people_read_it_without_a_gateway() {
     let writer = status["writer"].as_str().unwrap();
     assert!(page.contains(&format!("generation 1, as gateway {writer} sees it")), "{page}");
     assert!(page.contains("  Programmed      True\n"), "{page}");
+
+    // What is not there, and what cannot be asked.
+    let output = ask(&kubeconfig(), &["--name", "other"]);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(ask(&kubeconfig(), &["--name", "edge"]).status.success());
+    let proxy = Proxy::start("nobody");
+    proxy.down();
+    let output = ask(&proxy.kubeconfig, &[]);
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        error.contains("does not answer all questions\n  InferenceGatewayConfigs: "),
+        "{error}"
+    );
+    let account =
+        json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "nobody" } });
+    let path = format!("/api/v1/namespaces/{}/serviceaccounts/nobody", api.namespace);
+    api.apply(&path, &account).await.unwrap();
+    let output = ask(&kubeconfig_of(&api, "nobody").await, &[]);
+    let page = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "{output:?}");
+    for kind in ["InferenceGatewayConfigs", "InferencePools", "Nodes"] {
+        assert!(page.contains(&format!("  {kind} cannot be read: ")), "{page}");
+    }
+    assert!(!page.contains("has no such"), "{page}");
 }
