@@ -125,6 +125,7 @@ impl Follower {
             by_fields: false,
             labels: asked,
             heard: Rc::clone(&heard),
+            trouble: Rc::default(),
         };
         let told = Rc::clone(&known);
         let take = move |change: Change<Pod>| {
