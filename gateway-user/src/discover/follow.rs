@@ -261,6 +261,7 @@ async fn watch_once<T: Object>(
     let over = async {
         let mut events = std::pin::pin!(asked.await?);
         kind.heard.set(Instant::now());
+        kind.trouble.take();
         while let Some(event) = events.try_next().await? {
             kind.heard.set(Instant::now());
             match event {

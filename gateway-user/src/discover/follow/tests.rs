@@ -109,6 +109,7 @@ struct Follower {
     server: Server,
     labels: watch::Sender<Option<String>>,
     heard: Rc<Cell<Instant>>,
+    trouble: Rc<RefCell<Option<Trouble>>>,
     /// Their names, and by which labels they were listed.
     known: Rc<RefCell<(Vec<String>, String)>>,
 }
@@ -118,6 +119,7 @@ impl Follower {
         let (labels, asked) = watch::channel(Some(labels.to_owned()));
         let heard = Rc::new(Cell::new(Instant::now()));
         let known: Rc<RefCell<(Vec<String>, String)>> = Rc::default();
+        let trouble = Rc::default();
         let kind = Kind {
             name: "Pods",
             path: "/api/v1/namespaces/n/pods".into(),
@@ -125,7 +127,7 @@ impl Follower {
             by_fields: false,
             labels: asked,
             heard: Rc::clone(&heard),
-            trouble: Rc::default(),
+            trouble: Rc::clone(&trouble),
         };
         let told = Rc::clone(&known);
         let take = move |change: Change<Pod>| {
@@ -140,7 +142,7 @@ impl Follower {
         };
         let client = Client::new(server.clone(), "n");
         spawn_local(follow(client, kind, take));
-        Self { server, labels, heard, known }
+        Self { server, labels, heard, trouble, known }
     }
 
     /// What it knows after so many seconds.
@@ -207,6 +209,12 @@ async fn what_cannot_be_watched_is_listed_again() {
             let follower = Follower::start(server, "app=a");
             follower.after(600).await;
             assert_eq!(follower.server.with(|script| script.asked.0), 1);
+            let code = || follower.trouble.borrow().as_ref().and_then(|trouble| trouble.code);
+            assert_eq!(code(), Some(503));
+            // As soon as it answers, and not when the watch ends.
+            follower.server.with(|script| script.watch = None);
+            follower.after(10).await;
+            assert_eq!(code(), None);
         })
         .await;
 }
