@@ -82,7 +82,7 @@ async fn without_its_object_a_pool_is_no_more_open_than_before() {
 /// The rights go, and with them no pod.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn without_its_rights_a_gateway_keeps_the_pods_it_knows() {
-    let (api, servers) = (Api::new().await, servers(2));
+    let (api, servers) = (Api::new().await, servers(3));
     let port = servers[0].addr.port();
     let (core, rbac) = ("/api/v1", "/apis/rbac.authorization.k8s.io/v1");
     let at = |group: &str, plural: &str| {
@@ -130,9 +130,12 @@ async fn without_its_rights_a_gateway_keeps_the_pods_it_knows() {
         pods(status).map(|pod| pod["name"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(names(&gateway.status()), ["p"]);
+    // Those that it is still told of come and go meanwhile.
+    api.make_pod("p2", "a", servers[2].addr.ip()).await;
+    wait_for(&gateway, &["p", "p2"]);
 
     api.apply(&bound, &binding).await.unwrap();
-    wait_for(&gateway, &["p", "q"]);
+    wait_for(&gateway, &["p", "p2", "q"]);
     load.wait_for_more();
     load.stop();
     let status = gateway.wait_idle();

@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem::take;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub struct Cluster {
     asked: Asked,
     pub(super) state: Rc<State>,
     in_force: InForce,
+    /// All objects but pods and nodes as they were resolved last, and the labels of the pods.
+    settled: Option<(String, Snapshot)>,
     /// The labels that pods are asked for by.
     labels: watch::Sender<Option<String>>,
     /// The ConfigMaps that are asked for, by a field.
@@ -100,6 +103,16 @@ pub(super) struct State {
     heard: RefCell<Vec<Heard>>,
 }
 
+impl State {
+    fn without_pods(&self) -> Snapshot {
+        let mut snapshot = self.snapshot.borrow_mut();
+        let (pods, nodes) = (take(&mut snapshot.pods), take(&mut snapshot.nodes));
+        let rest = snapshot.clone();
+        (snapshot.pods, snapshot.nodes) = (pods, nodes);
+        rest
+    }
+}
+
 #[derive(Debug)]
 struct Heard {
     asked: watch::Receiver<Option<String>>,
@@ -142,6 +155,7 @@ impl Cluster {
             asked,
             state,
             in_force,
+            settled: None,
             labels,
             pickers,
             _all: all,
@@ -268,8 +282,12 @@ impl Cluster {
                 }
                 is_other
             });
-            if pickers.is_some() && *self.state.pickers_by.borrow() != pickers {
-                continue;
+            let is_pending = pickers.is_some() && *self.state.pickers_by.borrow() != pickers;
+            if is_pending {
+                match self.meanwhile(&snapshot) {
+                    Some(resolved) => return resolved,
+                    None => continue,
+                }
             }
             let in_force = in_force.filter(|_| is_wrong || self.in_force.is_refused);
             let own = own.filter(|_| !is_wrong || in_force.is_none());
@@ -288,9 +306,25 @@ impl Cluster {
                     pickers: pickers::named(spec, &snapshot.pickers),
                     spec: spec.clone(),
                 });
+                drop(snapshot);
+                self.settled = Some((labels, self.state.without_pods()));
+                return resolved;
+            }
+            if let Some(resolved) = self.meanwhile(&snapshot) {
                 return resolved;
             }
         }
+    }
+
+    /// What the objects come to that were there before others wanted to know what is not there yet, with the pods of now:
+    /// who waits for one pool's must not miss the others'.
+    fn meanwhile(&self, snapshot: &Snapshot) -> Option<Resolved> {
+        let (labels, settled) = self.settled.as_ref()?;
+        if self.state.pods_by.borrow().as_ref() != Some(labels) {
+            return None;
+        }
+        let (pods, nodes) = (snapshot.pods.clone(), snapshot.nodes.clone());
+        Some(resolve(&Snapshot { pods, nodes, ..settled.clone() }, &self.asked))
     }
 
     /// Tells how long ago the API server was heard.
