@@ -324,7 +324,16 @@ impl Cluster {
             return None;
         }
         let (pods, nodes) = (snapshot.pods.clone(), snapshot.nodes.clone());
-        Some(resolve(&Snapshot { pods, nodes, ..settled.clone() }, &self.asked))
+        let mut settled = Snapshot { pods, nodes, ..settled.clone() };
+        // What is reported is compared with what has been.
+        for (name, object) in &mut settled.configs {
+            let now = snapshot.configs.get(name);
+            if let Some(now) = now.filter(|now| now.metadata.uid == object.metadata.uid) {
+                object.status.clone_from(&now.status);
+                object.metadata.resource_version.clone_from(&now.metadata.resource_version);
+            }
+        }
+        Some(resolve(&settled, &self.asked))
     }
 
     /// Tells how long ago the API server was heard.
