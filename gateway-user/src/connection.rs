@@ -352,14 +352,19 @@ async fn inference(
         Some(Found::At(pod)) => Some(Pin { pod, is_strict: false }),
         Some(Found::Nowhere) | None => None,
     };
+    // The body may have taken its time, and names have changed meanwhile.
+    let routes = worker.gateway.routes();
     let readable = decoded.as_deref().unwrap_or(&bytes);
     let is_json = rewrite::is_json(readable);
     let only = worker.gateway.only_pool().filter(|_| route::needs_no_model(&head.path));
     // Servers that do not ask for a model are not told one.
     let may_name = is_json && !route::needs_no_model(&head.path);
     let names_one = asked.model.is_some();
-    let rewritten = match names_one || may_name {
-        true => rewritten::of(&worker.gateway, &routes, asked.model, pool, pin.map(|pin| pin.pod)),
+    // Where the other name has no place in the request, the pod would not hear of it.
+    let has_place = is_json || fields.model.is_some() || in_path.is_some();
+    // What comes by a pool's own listener is that pool's, as it is where the kernel hands the connection on.
+    let rewritten = match pool.is_none() && has_place && (names_one || may_name) {
+        true => rewritten::of(&worker.gateway, &routes, asked.model, pin.map(|pin| pin.pod)),
         false => Ok(None),
     };
     let rewritten = match rewritten {

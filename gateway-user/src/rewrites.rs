@@ -71,9 +71,10 @@ impl Rewrites {
     ) -> Vec<(&'a str, Target)> {
         let own = self.exact.iter().filter(|(name, _)| routes.find(name).is_none());
         let led = own.filter_map(|(name, splits)| {
-            let split = splits.first()?;
-            let (_, first) = split.targets.first()?;
-            Some((&**name, split.lead(first, routes, pools)?))
+            let targets =
+                splits.iter().flat_map(|split| split.targets().map(move |to| (split, to)));
+            let mut led = targets.filter_map(|(split, to)| split.lead(to, routes, pools));
+            Some((&**name, led.next()?))
         });
         let mut all: Vec<_> = led.collect();
         all.sort_unstable_by_key(|(name, _)| *name);

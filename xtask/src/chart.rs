@@ -19,7 +19,7 @@ use crate::shell;
 pub(crate) struct Options {
     /// Compare what is made with what is there, and write nothing.
     #[arg(long)]
-    check: bool,
+    pub(crate) check: bool,
 }
 
 /// Does it.

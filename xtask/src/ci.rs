@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::ensure;
 
-use crate::{deny, fuzz, k8s, lint, shell, test, verify_ebpf, vm};
+use crate::{chart, deny, fuzz, k8s, lint, shell, test, verify_ebpf, vm};
 
 /// Runs every step, whatever the earlier ones said, and names those that failed.
 ///
@@ -23,6 +23,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         result
     });
 
+    steps.run("chart", || chart::run(&chart::Options { check: true }));
     steps.run("k8s", || k8s::test(&[]));
 
     // New inputs are found by longer runs; this sees that the targets hold for what is known, and a little beyond: the

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::gateway::Gateway;
-use crate::pool::{PodId, Pool};
+use crate::pool::PodId;
 use crate::route::{Routes, Target};
 
 /// What is served instead.
@@ -18,8 +18,8 @@ pub(super) struct Rewritten {
     pub(super) named: Target,
 }
 
-/// What is served to a request that names `model`, or none, if that is something else. `exclusive`: it came by the
-/// listener of this pool. `kept`: the pod that has what it goes on with.
+/// What is served to a request that names `model`, or none, if that is something else. `kept`: the pod that has what it
+/// goes on with.
 ///
 /// # Errors
 /// The model that is to be served leads nowhere.
@@ -27,7 +27,6 @@ pub(super) fn of(
     gateway: &Gateway,
     routes: &Routes,
     model: Option<&str>,
-    exclusive: Option<&Arc<Pool>>,
     kept: Option<PodId>,
 ) -> Result<Option<Rewritten>, Refusal> {
     let rewrites = gateway.rewrites();
@@ -35,8 +34,7 @@ pub(super) fn of(
         return Ok(None);
     }
     let own = model.and_then(|model| routes.find(model));
-    let within = exclusive.or(own.map(|own| &own.pool));
-    let Some(split) = rewrites.find(model, within.map(|pool| &*pool.name)) else {
+    let Some(split) = rewrites.find(model, own.map(|own| &*own.pool.name)) else {
         return Ok(None);
     };
     let pools = gateway.pools();
@@ -47,16 +45,7 @@ pub(super) fn of(
     let keeps = |target: &&Arc<str>| lead(target).as_ref().is_some_and(has);
     let elsewhere = kept.filter(|_| !keeps(&by_lot)).and_then(|_| split.targets().find(keeps));
     let served = elsewhere.unwrap_or(by_lot);
-    let led = lead(served);
-    let led = match (led, exclusive) {
-        // What it has no other name for is its pods' to judge.
-        (Some(led), Some(pool)) if !Arc::ptr_eq(&led.pool, pool) => {
-            Some(Target::within(pool, served))
-        }
-        (None, Some(pool)) => Some(Target::within(pool, served)),
-        (led, _) => led,
-    };
-    let Some(target) = led else {
+    let Some(target) = lead(served) else {
         return Err(Refusal::model_not_found(model.unwrap_or(served)));
     };
     gateway.metrics.rewritten(&split.rewrite, split.label(model), served);

@@ -64,6 +64,12 @@ pub(super) fn add_adapters(maps: &BTreeMap<String, ConfigMap>, loaded: &mut Load
             continue;
         }
         let mut others = Vec::new();
+        let has = loaded.config.schedulers.get(index).map_or(0, |of| of.lora_adapters.len());
+        if has + adapters.len() > MOST {
+            let why = format!("its pool would have over {MOST} adapters");
+            leave_out("ConfigMap", name, &why, loaded);
+            continue;
+        }
         for adapter in adapters {
             match owners.get(&adapter) {
                 None => {
@@ -101,6 +107,9 @@ fn read(map: &ConfigMap) -> Result<(String, Vec<String>), String> {
         false => Err("one of its adapters has no name that a model can have".into()),
     }
 }
+
+/// Adapters of one pool, each of which is a name in the metrics.
+const MOST: usize = 1000;
 
 #[cfg(test)]
 mod tests {

@@ -75,9 +75,9 @@ describe! {
 
     /// Requests finished, by how they ended.
     POOL_REQUESTS: Counter "pool_requests" ["pool", "outcome"];
-    /// Requests that named this model; "other" is any name that is not configured.
+    /// Requests that this model served; "other" is any name that is not configured.
     POOL_MODEL_REQUESTS: Counter "pool_model_requests" ["pool", "model"];
-    /// Tokens of requests that named this model, as pods counted them, by kind.
+    /// Tokens of requests that this model served, as pods counted them, by kind.
     POOL_MODEL_TOKENS: Counter "pool_model_tokens" ["pool", "model", "kind"];
     /// Requests that the pool sent away, by why.
     POOL_REJECTED: Counter "pool_rejected" ["pool", "reason"];
