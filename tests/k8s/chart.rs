@@ -216,6 +216,15 @@ fn values_that_cannot_be_are_refused() {
             "config.create=true,config.spec.schedulers[0].name=a,config.spec.listeners[0].port=9000",
             "none of config.spec.listeners has ports.http, 8080",
         ),
+        (
+            "config.create=true,config.spec.schedulers[0].name=a,config.spec.admin.port=9902",
+            "config.spec.admin.port is 9902, and ports.admin, where the probes ask, is 9901",
+        ),
+        (
+            "network=pod,config.create=true,config.spec.schedulers[0].name=a,\
+             config.spec.admin.address=127.0.0.1",
+            "config.spec.admin.address is 127.0.0.1, and admin.address, where the probes ask, is 0.0.0.0",
+        ),
     ] {
         match render("edge", "serving", "default.yaml", &[values]) {
             Ok(_) => differing.push(format!("{values} is taken")),

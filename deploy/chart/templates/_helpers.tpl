@@ -109,5 +109,13 @@ timeoutSeconds: 5
 {{- fail (printf "none of config.spec.listeners has ports.http, %d, to which the Service leads" (int $.Values.ports.http)) -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.config.spec.admin -}}
+{{- if and .port (ne (int .port) (int $.Values.ports.admin)) -}}
+{{- fail (printf "config.spec.admin.port is %d, and ports.admin, where the probes ask, is %d" (int .port) (int $.Values.ports.admin)) -}}
+{{- end -}}
+{{- if and .address (ne .address (include "sluice.adminAddress" $)) -}}
+{{- fail (printf "config.spec.admin.address is %s, and admin.address, where the probes ask, is %s" .address (include "sluice.adminAddress" $)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
