@@ -337,6 +337,12 @@ fn what_is_watched_may_be_elsewhere() {
     assert_eq!(["DaemonSet", "ServiceAccount"].map(namespace), ["gateways", "gateways"]);
     let binding = of_kind(&objects, "RoleBinding")[0];
     assert_eq!(binding["subjects"][0]["namespace"], "gateways");
+    // A release of the same name in a third namespace has another Role there.
+    let name = |kind: &str| of_kind(&objects, kind)[0]["metadata"]["name"].clone();
+    assert_eq!(["Role", "RoleBinding"].map(name), ["gateways-edge-sluice"; 2]);
+    assert_eq!(binding["roleRef"]["name"], "gateways-edge-sluice");
+    let own = render("edge", "gateways", "default.yaml", &["watchNamespace=gateways"]).unwrap();
+    assert_eq!(of_kind(&own, "Role")[0]["metadata"]["name"], "edge-sluice");
     let args = &pod_of(&objects)["spec"]["containers"][0]["args"];
     assert!(args.as_array().unwrap().contains(&json!("--namespace=models")), "{args}");
 }

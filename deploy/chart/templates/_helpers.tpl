@@ -37,6 +37,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.watchNamespace | default .Release.Namespace -}}
 {{- end -}}
 
+{{/* Of the Role in another namespace, where a release of the same name elsewhere may have one as well. */}}
+{{- define "sluice.roleName" -}}
+{{- if eq (include "sluice.watched" .) .Release.Namespace -}}
+{{- include "sluice.fullname" . -}}
+{{- else -}}
+{{- include "sluice.clusterName" . -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "sluice.configName" -}}
 {{- if .Values.config.name -}}
 {{- .Values.config.name -}}
