@@ -301,6 +301,26 @@ fn the_image_is_built_from_what_is_there() {
     }
 }
 
+/// By the object's name, as far as it is known beforehand: nobody can be kept from making other leases.
+#[test]
+fn leases_of_others_are_left_alone() {
+    let of_leases = |file: &str, values: &[&str]| -> Vec<Value> {
+        let objects = render("edge", "serving", file, values).unwrap();
+        let rules = of_kind(&objects, "Role")[0]["rules"].as_array().unwrap().clone();
+        rules.into_iter().filter(|rule| rule["resources"] == json!(["leases"])).collect()
+    };
+    let rule = |verbs: Value| json!({ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs });
+    assert_eq!(of_leases("default.yaml", &[]), [rule(json!(["get", "create", "update"]))]);
+    let mut own = rule(json!(["get", "update"]));
+    let made = ["config.create=true", "config.spec.schedulers[0].name=a"];
+    for (values, lease) in
+        [(&["config.name=east"][..], "sluice-east"), (&made, "sluice-edge-sluice")]
+    {
+        own["resourceNames"] = json!([lease]);
+        assert_eq!(of_leases("default.yaml", values), [rule(json!(["create"])), own.clone()]);
+    }
+}
+
 #[test]
 fn names_that_look_like_numbers_are_texts() {
     fn check(value: &Value, within: &str, differing: &mut Vec<String>) {
