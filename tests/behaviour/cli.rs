@@ -13,16 +13,22 @@ use sluice_tests::gateway::{Gateway, Plan, binary, free_port};
 #[test]
 fn every_command_explains_itself_with_an_example() {
     let whole = stdout(&sluice(&["--help"]));
-    for command in ["run", "check", "key", "probe", "status", "explain"] {
+    for command in ["run", "check", "crd", "key", "probe", "status", "explain"] {
         assert!(whole.contains(&format!("\n  {command} ")), "{whole}");
         let help = sluice(&[command, "--help"]);
         assert!(help.status.success());
         let help = stdout(&help);
-        let example = help.lines().find_map(|line| line.strip_prefix("Example: ")).expect(command);
-        assert!(example.starts_with(&format!("sluice {command} ")), "{example}");
-        // The example's flags exist.
-        for flag in example.split(' ').filter(|word| word.starts_with("--")) {
-            assert!(help.contains(&format!("  {flag}")), "{flag}: {help}");
+        let examples = help.lines().filter_map(|line| line.strip_prefix("Example: "));
+        let examples: Vec<_> = examples.collect();
+        assert!(!examples.is_empty(), "{help}");
+        for example in examples {
+            assert!(example.starts_with(&format!("sluice {command} ")), "{example}");
+            // Its flags exist.
+            let (own, _) = example.split_once(" | ").unwrap_or((example, ""));
+            for flag in own.split(' ').filter(|word| word.starts_with("--")) {
+                let is_listed = |before| help.contains(&format!("{before} {flag}"));
+                assert!(is_listed(" ") || is_listed(","), "{flag}: {help}");
+            }
         }
         assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
     }

@@ -181,17 +181,7 @@ async fn a_pool_says_who_serves_it() {
         }],
     }] } });
     api.merge(&format!("{}/status", pool_path(&api, "served")), &theirs).await.unwrap();
-    // Without an object there is no parent to name.
-    let alone = Gateway::of_cluster(&kubeconfig(), &api.namespace);
-    wait_for(&alone, &["p"]);
-    // Longer than it waits before it writes anything.
-    sleep(Duration::from_secs(2)).await;
-    drop(alone);
-    let audit = api.audit();
-    let writes = audit.iter().filter(|one| one.resource == "inferencepools/status");
-    assert_eq!(writes.count(), 1, "only the test's own: {audit:#?}");
     let front = "Gateway front Accepted";
-    wait_parents(&api, "served", &[front]).await;
 
     api.apply(&api.config("edge"), &object(json!({ "targetPort": port }))).await.unwrap();
     let gateways: Vec<_> =
@@ -226,6 +216,20 @@ async fn a_pool_says_who_serves_it() {
     api.delete(&api.config("edge")).await;
     wait_parents(&api, "served", &[front]).await;
     wait_parents(&api, "too-late", &[]).await;
+    // Without an object there is no parent to name, though the pool is served.
+    let writes = || {
+        let audit = api.audit();
+        audit.iter().filter(|one| one.resource == "inferencepools/status").count()
+    };
+    let before = writes();
+    for ready in [false, true] {
+        api.set_ready("p", ready).await;
+        let expected: &[&str] = if ready { &["p"] } else { &[] };
+        gateways.iter().for_each(|gateway| drop(wait_for(gateway, expected)));
+    }
+    // Longer than a gateway waits before it writes anything.
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(writes(), before);
     drop(gateways);
 }
 

@@ -71,8 +71,8 @@ enum Command {
     Probe(probe::Options),
     /// Ask a running gateway for its pools, pods, signals and scores; or a Kubernetes cluster for what becomes of its
     /// InferenceGatewayConfig.
-    #[command(after_help = "Examples: sluice status --admin 127.0.0.1:9901 --json\n          \
-        sluice status --kubernetes --namespace serving")]
+    #[command(after_help = "Example: sluice status --admin 127.0.0.1:9901 --json\n\
+        Example: sluice status --kubernetes --namespace serving")]
     Status(status::Options),
     /// Ask a running gateway which pod a request would go to now, and why.
     #[command(after_help = "Example: sluice explain --request chat.json --admin 127.0.0.1:9901")]
