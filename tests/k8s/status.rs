@@ -215,3 +215,21 @@ async fn people_read_it_without_a_gateway() {
     }
     assert!(!page.contains("has no such"), "{page}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_port_where_nothing_listens_is_told() {
+    let (api, servers) = (Api::new().await, servers(1));
+    let port = servers[0].addr.port();
+    api.apply(&api.config("edge"), &selecting("a", port)).await.unwrap();
+    // Ready by Kubernetes' word, which has looked at another port or at none.
+    api.make_pod("p", "a", "127.0.0.77".parse().unwrap()).await;
+    let gateway = Gateway::of_cluster(&kubeconfig(), &api.namespace);
+    let said =
+        wait_status(&api, "the reason", |status| is(status, "Ready", "False", "Unreachable"));
+    let message = condition(&said.await, "Ready")["message"].clone();
+    assert!(message.as_str().unwrap().contains("connection refused"), "{message}");
+    // One that answers is enough.
+    api.make_pod("q", "a", servers[0].addr.ip()).await;
+    wait_status(&api, "a pod", |status| is(status, "Ready", "True", "Ready")).await;
+    drop(gateway);
+}

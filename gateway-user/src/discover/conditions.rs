@@ -5,7 +5,7 @@
 //! | `Accepted` | the object is valid | `Invalid`: every error is in the message |
 //! | `ResolvedRefs` | every pool has a selector or pods | `NoSelector`, or `PoolLeftOut` for an `InferencePool` |
 //! | `Programmed` | a gateway serves this generation | `Invalid`: it serves an older one, or none yet; `Refused`: so it does, for what the message says; `NeedsTakeover`: some parts are older |
-//! | `Ready` | every pool has a pod that is ready | `NoPods`, `NotReady`, or that of `Accepted` |
+//! | `Ready` | every pool has a pod that is ready and answers | `NoPods`, `NotReady`, `Unreachable`, or that of `Accepted` |
 //! | `NoPods` | a selector matches nothing | all match something |
 //! | `SignalsMissing` | of a pod something is not known that choosing one needs | all tell it, or have not been asked yet |
 //! | `FieldIgnored` | fields have no effect; the message names them | all have one |
@@ -148,8 +148,13 @@ fn verdicts(resolved: &Resolved, applied: &Result<(), Unapplied>, lacks: &[Lack]
     };
     let no_pods = of_pools(resolved, |finding| matches!(finding, Finding::NoPods(_)));
     let fatal = of_pools(resolved, Finding::is_fatal);
+    let unreachable: Vec<_> =
+        resolved.pools.iter().filter_map(|pool| unreachable(pool, lacks)).collect();
     let ready = match (&wrong, fatal.is_empty()) {
         (Some(_), _) => verdict("Ready", false, "Invalid", "not valid, see Accepted".into()),
+        (None, true) if !unreachable.is_empty() => {
+            verdict("Ready", false, "Unreachable", unreachable.join("\n"))
+        }
         (None, true) => verdict("Ready", true, "Ready", String::new()),
         (None, false) if no_pods.is_empty() && selectorless.is_empty() => {
             verdict("Ready", false, "NotReady", fatal.join("\n"))
@@ -210,6 +215,14 @@ const MAX_POOLS: usize = 200;
 const MAX_LACKS: usize = 32;
 /// Longest message of a pool, in bytes.
 const MAX_POOL_MESSAGE: usize = 1024;
+
+/// What there is to say of a pool whose pods are ready by Kubernetes' word, and none of which answers the gateway.
+fn unreachable(pool: &PoolFacts, lacks: &[Lack]) -> Option<String> {
+    let mut down = lacks.iter().filter(|lack| lack.is_down && lack.pool == pool.name).peekable();
+    let why = down.peek()?.what.clone();
+    let all = usize::try_from(pool.ready).is_ok_and(|ready| down.count() >= ready);
+    all.then(|| format!("{}: no pod is reachable: {why}", pool.name))
+}
 
 #[cfg(test)]
 mod tests {
@@ -425,6 +438,7 @@ mod tests {
             pool: pool.into(),
             pod: pod.into(),
             what: "vllm does not tell how full its KV cache is".into(),
+            is_down: false,
         };
         let mut report = report(resolved(app("x"), true), Ok(()));
         report.lacks = vec![lack("a", "p"), lack("b", "q")];
@@ -439,6 +453,31 @@ mod tests {
         let pool = &status.schedulers[0];
         assert_eq!(pool.without_signals, 1);
         assert_eq!(pool.message.as_deref(), Some("p: vllm does not tell how full its KV cache is"));
+    }
+
+    #[test]
+    fn pods_that_nobody_reaches_are_not_ready_whatever_kubernetes_says() {
+        let lack = |is_down| Lack {
+            pool: "a".into(),
+            pod: "p".into(),
+            what: "connection refused".into(),
+            is_down,
+        };
+        for (lacks, expected) in [
+            (
+                vec![lack(true)],
+                ("False", "Unreachable", "a: no pod is reachable: connection refused"),
+            ),
+            // It serves, though it does not tell its load.
+            (vec![lack(false)], ("True", "Ready", "")),
+            (vec![Lack { pool: "b".into(), ..lack(true) }], ("True", "Ready", "")),
+        ] {
+            let report = Report { lacks, ..report(resolved(app("x"), true), Ok(())) };
+            let status = status(&report, &Status::default(), "now");
+            let ready = status.conditions.iter().find(|c| c.kind == "Ready").unwrap();
+            let said = (ready.status.as_str(), ready.reason.as_str(), ready.message.as_str());
+            assert_eq!(said, expected);
+        }
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub struct Lack {
     pub pod: String,
     /// What is missing, or why nothing is known.
     pub what: String,
+    /// It gets no requests for it: it is out of reach.
+    pub is_down: bool,
 }
 
 impl fmt::Display for Lack {
@@ -48,7 +50,7 @@ impl Signals {
                 self.since.insert(status.pod.id, since);
                 if now.saturating_duration_since(since) >= PATIENCE {
                     let (pool, pod) = (pool.name.to_string(), status.pod.name.to_string());
-                    lacks.push(Lack { pool, pod, what });
+                    lacks.push(Lack { pool, pod, what, is_down: !status.view.ready });
                 }
             }
         }
