@@ -440,6 +440,7 @@ mod tests {
             assert_eq!(kept.pods[0].address.port(), 2, "{schedulers}");
         }
     }
+
     #[tokio::test]
     async fn pods_that_wait_for_a_takeover_are_told() {
         let direct = |port: u16| {

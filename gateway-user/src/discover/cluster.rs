@@ -103,16 +103,6 @@ pub(super) struct State {
     heard: RefCell<Vec<Heard>>,
 }
 
-impl State {
-    fn without_pods(&self) -> Snapshot {
-        let mut snapshot = self.snapshot.borrow_mut();
-        let (pods, nodes) = (take(&mut snapshot.pods), take(&mut snapshot.nodes));
-        let rest = snapshot.clone();
-        (snapshot.pods, snapshot.nodes) = (pods, nodes);
-        rest
-    }
-}
-
 #[derive(Debug)]
 struct Heard {
     asked: watch::Receiver<Option<String>>,
@@ -128,6 +118,14 @@ impl State {
 
     fn troubles(&self) -> Vec<Trouble> {
         self.heard.borrow().iter().filter_map(|heard| heard.trouble.borrow().clone()).collect()
+    }
+
+    fn without_pods(&self) -> Snapshot {
+        let mut snapshot = self.snapshot.borrow_mut();
+        let (pods, nodes) = (take(&mut snapshot.pods), take(&mut snapshot.nodes));
+        let rest = snapshot.clone();
+        (snapshot.pods, snapshot.nodes) = (pods, nodes);
+        rest
     }
 }
 
@@ -185,9 +183,8 @@ impl Cluster {
         let name = "InferenceObjectives";
         start(&mut cluster, name, LEGACY, objectives, |s| &mut s.legacy_objectives);
         let maps = format!("/api/v1/namespaces/{}/configmaps", cluster.namespace);
-        cluster.start("ConfigMaps of adapters", maps, &of_managed, |s| &mut s.adapters);
+        cluster.start("ConfigMaps of adapters", maps.clone(), &of_managed, |s| &mut s.adapters);
         cluster.start("Nodes", NODES.to_owned(), &of_all, |s| &mut s.nodes);
-        let maps = format!("/api/v1/namespaces/{}/configmaps", cluster.namespace);
         cluster.start(PICKERS, maps, &picker_fields, |s| &mut s.pickers);
         cluster.start(PODS, pods, &pod_labels, |s| &mut s.pods);
         Ok(cluster)
